@@ -1,0 +1,206 @@
+"""The one tree of errors.
+
+    TessellaError
+    ├── ConfigurationError      a setting, a flag or a file of this machine is wrong; nothing was started
+    │   ├── KeyFileError        the identity key is damaged, missing or readable by others
+    │   └── PortInUseError      a port that a setting names is taken
+    ├── LocalProtocolError      our own bug: a core was driven against its rules
+    ├── RemoteProtocolError     a peer broke a rule: score it, drop the stream
+    │   ├── MalformedMessage    bytes that are no message of this protocol
+    │   ├── InvalidSignature    a signature that does not verify, or a signer that is not the expected one
+    │   ├── Expired             a message outside its time window
+    │   ├── Replayed            a sequence number that was used before
+    │   ├── VersionMismatch     an unknown major version of a protocol
+    │   └── InvalidStep         a step with a wrong shape, dtype, position or checksum
+    ├── TransportError          the connection, not the peer's conduct
+    │   ├── DialError           a peer could not be reached
+    │   ├── StreamReset         a stream ended where it may not (reset, or an end inside a frame)
+    │   └── HopTimeout          a hop took longer than it may
+    ├── RefusalError            a well-formed request that is declined
+    │   ├── InvalidRequest      a value that is not accepted
+    │   ├── UnknownModel        a model nobody here serves
+    │   ├── NoRoute             no ready stages cover every layer
+    │   ├── Overloaded          a node at one of its limits
+    │   ├── PromptTooLong       more positions than the route accepts
+    │   ├── StaleEpoch          a session was rerouted; this epoch is over
+    │   ├── CacheMiss           the KV of a session is gone
+    │   ├── CapabilityRefused   a token stream whose capability is foreign, used or unbound
+    │   ├── NotAuthorized       admission, lease or ticket does not allow it
+    │   └── ClaimTooSmall       a memory claim that cannot hold one layer
+    └── ArtifactError           weights, tokenizer or template: damaged, truncated or not certified
+        └── NotCertified        an architecture, tokenizer or quantisation that no test certifies
+
+Each class has a ``code``: the same word on the wire, in HTTP answers and in logs. ``http_status`` is the one table of HTTP
+mappings.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TessellaError(Exception):
+    """Root of the tree. ``str(error)`` says what happened, to what, and what to do next."""
+
+    code: ClassVar[str] = "internal_error"
+    http_status: ClassVar[int] = 500
+
+
+class ConfigurationError(TessellaError):
+    code = "configuration_error"
+
+
+class KeyFileError(ConfigurationError):
+    code = "key_file_error"
+
+
+class PortInUseError(ConfigurationError):
+    code = "port_in_use"
+
+
+class LocalProtocolError(TessellaError):
+    code = "internal_error"
+
+
+class RemoteProtocolError(TessellaError):
+    code = "remote_protocol_error"
+    http_status = 502
+
+
+class MalformedMessage(RemoteProtocolError):
+    code = "malformed_message"
+    http_status = 400
+
+
+class InvalidSignature(RemoteProtocolError):
+    code = "invalid_signature"
+    http_status = 401
+
+
+class Expired(RemoteProtocolError):
+    code = "expired"
+    http_status = 401
+
+
+class Replayed(RemoteProtocolError):
+    code = "replayed"
+    http_status = 401
+
+
+class VersionMismatch(RemoteProtocolError):
+    code = "version_mismatch"
+    http_status = 400
+
+
+class InvalidStep(RemoteProtocolError):
+    code = "invalid_step"
+    http_status = 400
+
+
+class TransportError(TessellaError):
+    code = "transport_error"
+    http_status = 502
+
+
+class DialError(TransportError):
+    code = "dial_error"
+
+
+class StreamReset(TransportError):
+    code = "stream_reset"
+
+
+class HopTimeout(TransportError):
+    code = "hop_timeout"
+    http_status = 504
+
+
+class RefusalError(TessellaError):
+    code = "refused"
+    http_status = 503
+
+
+class InvalidRequest(RefusalError):
+    """``param`` names the offending field, as OpenAI's error object does."""
+
+    code = "invalid_request"
+    http_status = 400
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModel(RefusalError):
+    code = "model_not_found"
+    http_status = 404
+
+
+class NoRoute(RefusalError):
+    """``missing`` holds the half-open layer ranges that nobody ready serves."""
+
+    code = "no_route"
+    http_status = 503
+
+    def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class Overloaded(RefusalError):
+    code = "overloaded"
+    http_status = 503
+
+
+class PromptTooLong(RefusalError):
+    code = "prompt_too_long"
+    http_status = 400
+
+
+class StaleEpoch(RefusalError):
+    code = "stale_epoch"
+    http_status = 409
+
+
+class CacheMiss(RefusalError):
+    code = "cache_miss"
+    http_status = 409
+
+
+class CapabilityRefused(RefusalError):
+    code = "capability_refused"
+    http_status = 403
+
+
+class NotAuthorized(RefusalError):
+    code = "not_authorized"
+    http_status = 403
+
+
+class ClaimTooSmall(RefusalError):
+    code = "claim_too_small"
+    http_status = 409
+
+
+class ArtifactError(TessellaError):
+    code = "artifact_error"
+
+
+class NotCertified(ArtifactError):
+    code = "not_certified"
+
+
+def _subclasses(root: type[TessellaError]) -> dict[str, type[TessellaError]]:
+    found: dict[str, type[TessellaError]] = {}
+    for child in root.__subclasses__():
+        found.setdefault(child.code, child)
+        found.update({code: cls for code, cls in _subclasses(child).items() if code not in found})
+    return found
+
+
+def error_from_code(code: str, message: str) -> TessellaError:
+    """The typed error that a peer named by ``code``; an unknown code gives a `RemoteProtocolError` that says so."""
+    cls = _subclasses(TessellaError).get(code)
+    if cls is None or issubclass(cls, LocalProtocolError):
+        return RemoteProtocolError(f"peer answered with code {code!r}: {message}")
+    return cls(message)

@@ -1,0 +1,1 @@
+"""HTTP: the OpenAI surface and the node's own."""

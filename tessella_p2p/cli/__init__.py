@@ -1,0 +1,1 @@
+"""The tessella-p2p command."""

@@ -1,0 +1,1 @@
+"""Discovery: Kademlia, gossip and the swarm view that merges every source of stage records."""

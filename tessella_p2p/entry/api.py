@@ -1,0 +1,108 @@
+"""What the bridge asks of the entry role: the types that cross between them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tessella_p2p.base.ids import LayerRange, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is given.
+
+    ``messages`` go through the model's chat template; ``prompt`` is tokenised as it stands; ``prompt_ids`` is taken as it is.
+    """
+
+    model: str
+    messages: Sequence[Mapping[str, object]] | None = None
+    prompt: str | None = None
+    prompt_ids: Sequence[int] | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    stop: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HopReport:
+    """One stage of the route as a client sees it; ``hop_ms`` is the median over the steps: transfer, wait and compute."""
+
+    peer_id: PeerId
+    layers: LayerRange
+    hop_ms: float
+    compute_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text that is certain to belong to the answer, and the tokens that were sampled since the last delta."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a generation. ``token_ids`` are all sampled tokens without the end token."""
+
+    reason: Literal["stop", "length"]
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    route: tuple[HopReport, ...]
+    ttft_ms: float
+    tokens_per_s: float
+    tier: str
+    paid: bool
+    request_id: str
+    step_ms: tuple[float, ...] = field(default=())
+    """Wall milliseconds of each decode step, as the entry saw it."""
+    hop_added_ms: tuple[float, ...] = field(default=())
+    """Per decode step: (step − sum of the stages' compute) / transfers."""
+
+
+GenerationEvent = Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An admitted request: validated, tokenised, with a route, before the first step."""
+
+    request_id: str
+    model: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+
+
+class Generation(Protocol):
+    """A generation that has started."""
+
+    @property
+    def prepared(self) -> Prepared:
+        """What was admitted."""
+        ...
+
+    def events(self) -> AsyncIterator[GenerationEvent]:
+        """`Delta` after `Delta`, then one `Finished`. Raises a `TessellaError` when no stage can go on."""
+        ...
+
+
+class Entry(Protocol):
+    """The entry role, as the bridge sees it."""
+
+    def model_ids(self) -> tuple[str, ...]:
+        """Models that a complete route of ready stages serves right now."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AbstractAsyncContextManager[Generation]:
+        """Admit a request and open its session.
+
+        Leaving the context, or cancelling inside it, closes the session: every stage frees its KV within a step.
+
+        Raises:
+            InvalidRequest, UnknownModel, PromptTooLong, NoRoute, Overloaded: before any peer works for the request.
+        """
+        ...

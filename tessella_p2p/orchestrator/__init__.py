@@ -1,0 +1,1 @@
+"""The orchestrator role: admission, allocation, leases, grants, settlement."""

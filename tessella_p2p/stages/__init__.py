@@ -1,0 +1,1 @@
+"""Stages: the engine that runs a range of layers, its sessions, sampling and digests."""

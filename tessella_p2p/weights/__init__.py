@@ -1,0 +1,1 @@
+"""Artifacts on disk: catalogue, download, verification, manifest."""

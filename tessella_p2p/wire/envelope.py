@@ -1,0 +1,270 @@
+"""The signed envelope that every control message and every record travels in.
+
+An envelope is the canonical CBOR of a list of nine: version, domain, signer, audience, sequence, issued-at, expires-at
+(Unix milliseconds), payload bytes and an Ed25519 signature over the canonical CBOR of a context string and the first eight.
+The domain keeps a signature from being used for another purpose, the audience from being used towards another peer, the
+sequence and the times from being used again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tessella_p2p.base.errors import (
+    Expired,
+    InvalidSignature,
+    MalformedMessage,
+    Overloaded,
+    RemoteProtocolError,
+    Replayed,
+    VersionMismatch,
+)
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import CLOCK_SKEW_MS, MAX_ENVELOPE_BYTES, REQUEST_TTL_MS
+from tessella_p2p.wire import cbor, keys
+
+VERSION = 1
+ANYONE = "*"
+"""Audience of a record: whoever reads it."""
+
+_CONTEXT = "tessella-envelope"
+_MAX_DOMAIN_CHARS = 32
+
+
+class Message(BaseModel):
+    """Base of every payload: frozen, unknown fields refused, no coercion between types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Sequencer(Protocol):
+    """Gives sequence numbers that rise for ever, over restarts too."""
+
+    def next(self, domain: str, now_ms: int) -> int:
+        """A number larger than any it gave for ``domain`` before."""
+        ...
+
+
+class ClockSequencer:
+    """Sequence numbers that follow the clock in microseconds and never fall back while the process lives.
+
+    Over a restart they rise as long as the clock does; a node persists ``floor`` (see `floor`) to be safe from a clock that was
+    set back.
+    """
+
+    def __init__(self, floor: int = 0) -> None:
+        self.floor = floor
+        self._lock = threading.Lock()
+
+    def next(self, domain: str, now_ms: int) -> int:
+        """A number larger than any given before; all domains share one counter."""
+        with self._lock:
+            self.floor = max(self.floor + 1, now_ms * 1000)
+            return self.floor
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """An envelope whose signature was verified. ``raw`` is what was signed and sent, byte for byte."""
+
+    domain: str
+    signer: PeerId
+    audience: str
+    sequence: int
+    issued_at: int
+    expires_at: int
+    payload: bytes
+    raw: bytes
+
+    def message(self, kind: type[MessageT]) -> MessageT:
+        """The payload as a ``kind``.
+
+        Raises:
+            MalformedMessage: when it is none.
+        """
+        return decode_message(kind, self.payload)
+
+
+def encode_message(message: Message) -> bytes:
+    """Canonical CBOR of a message's fields; fields that are None are left out."""
+    return cbor.encode(message.model_dump(exclude_none=True))
+
+
+def decode_message(kind: type[MessageT], data: bytes) -> MessageT:
+    """The ``kind`` whose fields ``data`` holds.
+
+    Raises:
+        MalformedMessage: no canonical CBOR, an unknown or missing field, a value out of bounds.
+    """
+    value = cbor.decode(data, MAX_ENVELOPE_BYTES)
+    try:
+        return kind.model_validate(_tuples(value))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        raise MalformedMessage(f"{kind.__name__}: {where}: {first['msg']}") from error
+
+
+def _tuples(value: object) -> object:
+    """Lists as tuples: what frozen messages hold."""
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return value
+
+
+def _signed_bytes(fields: list[object]) -> bytes:
+    return cbor.encode([_CONTEXT, *fields])
+
+
+def seal(
+    key: keys.NodeKey,
+    domain: str,
+    message: Message,
+    *,
+    sequence: int,
+    now_ms: int,
+    audience: str = ANYONE,
+    ttl_ms: int = REQUEST_TTL_MS,
+) -> bytes:
+    """A signed envelope around ``message``, valid from ``now_ms`` for ``ttl_ms``."""
+    fields: list[object] = [
+        VERSION,
+        domain,
+        str(key.peer_id),
+        str(audience),
+        sequence,
+        now_ms,
+        now_ms + ttl_ms,
+        encode_message(message),
+    ]
+    return cbor.encode([*fields, key.sign(_signed_bytes(fields))])
+
+
+def peek_signer(raw: bytes) -> PeerId:
+    """Who claims to have signed ``raw``, unverified: for an admission that is decided before a signature is.
+
+    Raises:
+        MalformedMessage, VersionMismatch: when it is no envelope.
+    """
+    return PeerId(str(_fields(raw)[2]))
+
+
+def _fields(raw: bytes) -> list[object]:
+    fields = cbor.decode(raw, MAX_ENVELOPE_BYTES)
+    if not isinstance(fields, list) or not fields or not isinstance(fields[0], int):
+        raise MalformedMessage("no envelope")
+    if fields[0] != VERSION:
+        raise VersionMismatch(f"envelope version {fields[0]}; this node speaks version {VERSION}")
+    if len(fields) != 9:
+        raise MalformedMessage("no envelope: nine fields are expected")
+    kinds = (int, str, str, str, int, int, int, bytes, bytes)
+    if any(type(value) is not kind for value, kind in zip(fields, kinds, strict=True)):
+        raise MalformedMessage("no envelope: a field has the wrong type")
+    if len(str(fields[1])) > _MAX_DOMAIN_CHARS or any(int(str(fields[i])) < 0 for i in (4, 5, 6)):
+        raise MalformedMessage("no envelope: a field is out of bounds")
+    return fields
+
+
+def open_envelope(
+    raw: bytes,
+    domain: str,
+    *,
+    now_ms: int | None,
+    audience: str = ANYONE,
+    signer: PeerId | None = None,
+) -> Envelope:
+    """Verify an envelope.
+
+    Args:
+        raw: the received bytes.
+        domain: the only domain accepted.
+        now_ms: the time to judge by; None skips the expiry, for evidence that is judged by other times (a receipt, an old lease).
+        audience: the only audience accepted: this node's peer id, or `ANYONE` for a record.
+        signer: the only signer accepted, where it is known (the peer at the other end of the stream, a pinned orchestrator).
+
+    Raises:
+        MalformedMessage, VersionMismatch, InvalidSignature, Expired: each says what was wrong; nothing was changed.
+    """
+    fields = _fields(raw)
+    _, got_domain, got_signer, got_audience, sequence, issued_at, expires_at, payload, signature = fields
+    assert isinstance(got_signer, str)
+    assert isinstance(sequence, int)
+    assert isinstance(issued_at, int)
+    assert isinstance(expires_at, int)
+    assert isinstance(payload, bytes)
+    assert isinstance(signature, bytes)
+    if got_domain != domain:
+        raise InvalidSignature(f"an envelope of domain {got_domain!r} where {domain!r} is expected")
+    if got_audience != audience:
+        raise InvalidSignature(f"a {domain} envelope that is addressed to {got_audience}, not to {audience}")
+    if signer is not None and got_signer != signer:
+        raise InvalidSignature(f"a {domain} envelope signed by {got_signer}, not by {signer}")
+    if expires_at < issued_at:
+        raise MalformedMessage(f"a {domain} envelope that expires before it was issued")
+    keys.verify(PeerId(got_signer), _signed_bytes(fields[:8]), signature)
+    if now_ms is not None:
+        check_window(domain, issued_at, expires_at, now_ms)
+    return Envelope(domain, PeerId(got_signer), audience, sequence, issued_at, expires_at, payload, bytes(raw))
+
+
+def check_window(what: str, issued_at: int, expires_at: int, now_ms: int) -> None:
+    """Refuse what is not yet or no longer valid; a clock may be off by the skew limit.
+
+    Raises:
+        Expired: says by how many seconds.
+    """
+    if issued_at > now_ms + CLOCK_SKEW_MS:
+        ahead = (issued_at - now_ms) / 1000
+        raise Expired(
+            f"a {what} issued {ahead:.0f} s in the future: the signer's clock is ahead (limit {CLOCK_SKEW_MS // 1000} s)"
+        )
+    if expires_at <= now_ms:
+        raise Expired(f"a {what} that expired {(now_ms - expires_at) / 1000:.0f} s ago")
+
+
+class ReplayGuard:
+    """Remembers the sequence numbers of requests until they expire, so that none is accepted twice.
+
+    Requests of one signer may arrive out of order (each has a stream of its own), so a set is kept, not a high-water mark. Records
+    are different: there the highest sequence wins, see ``dht.records``.
+
+    Args:
+        max_entries: bound over all signers; at the bound new requests are refused, never old entries forgotten.
+    """
+
+    def __init__(self, max_entries: int = 65_536) -> None:
+        self._max_entries = max_entries
+        self._seen: OrderedDict[tuple[str, str, int], int] = OrderedDict()
+
+    def check(self, envelope: Envelope, now_ms: int) -> None:
+        """Accept an envelope once.
+
+        Raises:
+            Replayed: when this signer used this sequence in this domain before.
+            RemoteProtocolError: when it is valid for longer than it can be remembered.
+            Overloaded: when too many unexpired requests are remembered already.
+        """
+        if envelope.expires_at - envelope.issued_at > REQUEST_TTL_MS:
+            raise RemoteProtocolError(f"a request may be valid for {REQUEST_TTL_MS // 1000} s at most")
+        while self._seen:
+            oldest, expires_at = next(iter(self._seen.items()))
+            if expires_at > now_ms:
+                break
+            del self._seen[oldest]
+        entry = (envelope.signer, envelope.domain, envelope.sequence)
+        if entry in self._seen:
+            raise Replayed(f"{envelope.signer} used sequence {envelope.sequence} for {envelope.domain} before")
+        if len(self._seen) >= self._max_entries:
+            raise Overloaded("too many requests in the last minute; try again later")
+        # Accepted at most CLOCK_SKEW_MS before its issue and until its expiry: remembered in arrival order, until all such are over.
+        self._seen[entry] = now_ms + REQUEST_TTL_MS + CLOCK_SKEW_MS

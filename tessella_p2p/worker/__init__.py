@@ -1,0 +1,1 @@
+"""The worker role: register, load, serve hops, prove."""
