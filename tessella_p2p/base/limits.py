@@ -64,3 +64,19 @@ MAX_DIGEST_MARKS = 4096
 MICRO_PER_CREDIT = 1_000_000
 MICRO_PER_LAYER_POSITION = 1_000
 """1 credit = 1,000 layer·positions, in micro-credits."""
+
+# Artifacts
+MAX_GGUF_ENTRIES = 1 << 16
+"""Tensors, and metadata pairs, of one GGUF file."""
+MAX_GGUF_STRING_BYTES = 1 * MIB
+MAX_MODEL_LAYERS = 4096
+MAX_MODEL_WIDTH = 1 << 18
+"""Hidden size, feed-forward size and the like."""
+MAX_VOCABULARY = 1 << 20
+
+# Stages
+DEFAULT_MAX_POSITIONS = 2048
+"""Positions that one session may have on a stage, unless the node says otherwise; its KV slot is this long."""
+DEFAULT_MAX_SESSIONS = 16
+MAX_PREFILL_ROWS_PER_TURN = 256
+"""Prompt rows that one turn of a stage computes, so that a long prompt does not starve the sessions that decode."""
