@@ -4,6 +4,7 @@
     ├── ConfigurationError      a setting, a flag or a file of this machine is wrong; nothing was started
     │   ├── KeyFileError        the identity key is damaged, missing or readable by others
     │   └── PortInUseError      a port that a setting names is taken
+    ├── StorageError            a database of this machine is full, locked or unwritable
     ├── LocalProtocolError      our own bug: a core was driven against its rules
     ├── RemoteProtocolError     a peer broke a rule: score it, drop the stream
     │   ├── MalformedMessage    bytes that are no message of this protocol
@@ -36,7 +37,9 @@ mappings.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
+
+from tessella_p2p.base.ids import PeerId
 
 
 class TessellaError(Exception):
@@ -44,6 +47,15 @@ class TessellaError(Exception):
 
     code: ClassVar[str] = "internal_error"
     http_status: ClassVar[int] = 500
+
+    peer: PeerId | None = None
+    """Whose fault it is, where that is known; `blame` sets it."""
+
+    def blame(self, peer: PeerId) -> Self:
+        """Name the peer at fault, unless one is named already; returns the error, to be raised."""
+        if self.peer is None:
+            self.peer = peer
+        return self
 
 
 class ConfigurationError(TessellaError):
@@ -56,6 +68,10 @@ class KeyFileError(ConfigurationError):
 
 class PortInUseError(ConfigurationError):
     code = "port_in_use"
+
+
+class StorageError(TessellaError):
+    code = "storage_error"
 
 
 class LocalProtocolError(TessellaError):

@@ -80,3 +80,78 @@ DEFAULT_MAX_POSITIONS = 2048
 DEFAULT_MAX_SESSIONS = 16
 MAX_PREFILL_ROWS_PER_TURN = 256
 """Prompt rows that one turn of a stage computes, so that a long prompt does not starve the sessions that decode."""
+
+# Chat templates and prompts
+MAX_TEMPLATE_CHARS = 64 * KIB
+"""Source of one chat template."""
+MAX_TEMPLATE_WORK = 32 * MIB
+"""Work units that one rendering may spend: about one per character that it copies, 1,024 per turn of a loop."""
+MAX_PROMPT_CHARS = 2 * MIB
+"""Characters of one prompt, rendered or raw."""
+MAX_CHAT_MESSAGES = 2048
+MAX_TOKEN_CHARS = 1024
+"""One token of a vocabulary."""
+
+# Manifests and the model store
+CHUNK_BYTES = 1 * MIB
+MAX_MANIFEST_BYTES = 64 * MIB
+MAX_ARTIFACT_BYTES = 1 << 40
+PULL_TIMEOUT_S = 3600.0
+
+# Connections and streams
+MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS_PER_PEER = 8
+MAX_HALF_OPEN = 256
+"""Accepted connections that have not finished their handshake; beyond it, and beyond the next one, the oldest is closed."""
+MAX_HALF_OPEN_PER_ADDRESS = 32
+MAX_STREAMS_PER_DIRECTION = 256
+"""Streams that one side may have open on one connection."""
+STREAM_WINDOW_BYTES = 4 * MIB
+"""What a peer may send on one stream ahead of its reader."""
+CONNECTION_EXTRA_WINDOW_BYTES = 64 * MIB
+"""What the streams of one connection may be granted together beyond Yamux's initial 256 KiB each."""
+MAX_UNSENT_BYTES = 512 * KIB
+"""Bytes that wait behind a full socket before senders wait too."""
+MAX_UNSENT_CONTROL_BYTES = 64 * KIB
+"""Answers (pongs, resets, window updates) that wait behind a full socket; a peer that causes more is dropped."""
+PIPE_WINDOW_BYTES = 256 * KIB
+MAX_KNOWN_PEERS = 4096
+"""Peers whose addresses are remembered."""
+EVENT_BACKLOG = 256
+DIAL_TIMEOUT_S = 10.0
+DIAL_STAGGER_S = 0.25
+"""Wait before the next address of a peer is tried beside the last one."""
+HANDSHAKE_TIMEOUT_S = 10.0
+NEGOTIATE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+
+# Orchestrator and ledger
+MAX_MEMBERS = 4096
+"""Workers that one orchestrator remembers."""
+REGISTRATION_GRACE_S = 60.0
+"""How long a worker that loads its range may stay silent."""
+LEASE_SERIAL_BLOCK = 1024
+"""Lease serials that one durable write reserves."""
+MAX_LISTED_STAGES = 256
+MAX_LISTED_BYTES = 192 * KIB
+"""Stage records in one answer; the rest of an envelope's bytes is for everything else."""
+GRANT_RATE_PER_S = 20
+GRANT_BURST = 200
+"""Grants of one requester: so many at once, then so many a second."""
+MAX_REQUESTERS = 65_536
+"""Requesters whose rate is remembered."""
+ORCHESTRATOR_REQUEST_S = 10.0
+"""From the first byte of a request to the last of its answer."""
+VIP_ABOVE_CREDITS = 1_000
+ISSUANCE_PER_REQUESTER_DAY = 10_000
+"""Credits that the tickets of one requester may bring into being in one day (UTC)."""
+MAX_PROOFS_PER_TICKET_AND_WORKER = 32
+MAX_EXPIRED_PER_CHANGE = 256
+"""Tickets whose facts one change of the ledger drops."""
+LEDGER_MAP_BYTES = 4096 * MIB
+PROOF_LOG_MAP_BYTES = 512 * MIB
+"""Sizes to which the databases may grow; the files grow with their content."""
+MAX_PROOF_BYTES = 64 * KIB
+"""One sealed proof, as it fits into a request."""
+MAX_PROOF_BATCH_BYTES = 192 * KIB
+"""Sealed proofs of one request."""

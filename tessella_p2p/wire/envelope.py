@@ -159,6 +159,15 @@ def peek_signer(raw: bytes) -> PeerId:
     return PeerId(str(_fields(raw)[2]))
 
 
+def peek_sequence(raw: bytes) -> int:
+    """The sequence that ``raw`` states, unverified: for the answer to a request that is refused before its signature is verified.
+
+    Raises:
+        MalformedMessage, VersionMismatch: when it is no envelope.
+    """
+    return int(str(_fields(raw)[4]))
+
+
 def _fields(raw: bytes) -> list[object]:
     fields = cbor.decode(raw, MAX_ENVELOPE_BYTES)
     if not isinstance(fields, list) or not fields or not isinstance(fields[0], int):
