@@ -45,11 +45,71 @@ KAD_K = 20
 KAD_ALPHA = 3
 KAD_MAX_VALUES = 64
 """Values that one key may have on one node."""
-KAD_MAX_KEYS = 4096
+KAD_MAX_RECORDS = 4096
+"""Values of all keys together that one node stores."""
+KAD_MAX_KEYS_PER_SIGNER = 8
+"""Keys under which one node stores values of one peer."""
 KAD_MAX_VALUE_BYTES = 16 * KIB
+KAD_MAX_ADDRESSES = 8
+"""Addresses of one contact."""
+KAD_REPLACEMENTS = 8
+"""Contacts that wait for a place in one full bucket."""
+KAD_QUORUM = 3
+"""Peers whose values a lookup merges before it ends early."""
+KAD_MAX_LOOKUP_PEERS = 512
+"""Contacts that one lookup keeps; the farthest are forgotten."""
+KAD_MAX_QUERIES = 64
+"""Lookups that one node runs at a time."""
+KAD_SOFT_DEFAULT_S = 0.5
+KAD_SOFT_MIN_S = 0.1
+KAD_SOFT_MAX_S = 1.0
+"""The soft deadline follows three median round trips, within these."""
+KAD_HARD_S = 3.0
+KAD_DIAL_S = 10.0
+KAD_LOOKUP_S = 10.0
+"""Hard deadline of a whole lookup."""
+KAD_IDLE_S = 60.0
+"""A kad stream on which nothing arrives for so long is closed."""
+KAD_LANE_REQUESTS = 64
+"""Requests that wait for replies on one kad stream."""
+KAD_STREAMS_PER_PEER = 4
+"""Inbound kad streams of one peer."""
+KAD_MAX_STREAMS = 512
+"""Inbound kad streams of all peers."""
+KAD_REQUESTS_PER_S = 64.0
+KAD_REQUEST_BURST = 512
+"""Requests that one peer may send."""
+KAD_REPLY_VALUE_BYTES = 160 * KIB
+"""Bytes of values in one reply."""
+KAD_REFRESH_S = 120.0
+BOOTSTRAP_RETRY_MIN_S = 1.0
+BOOTSTRAP_RETRY_MAX_S = 60.0
+BOOTSTRAP_RECHECK_S = 120.0
+"""A reached bootstrap node is asked again after this, so that parts of a mesh that lost each other meet again."""
+MAX_BOOTSTRAP = 16
+WATCH_RETRY_S = 2.0
+"""A watched model of which no stage is known is looked up again after this."""
+MAX_WATCHED = 64
 MAX_SWARM_RECORDS = 4096
 GOSSIP_FANOUT = 8
 GOSSIP_SEEN = 8192
+GOSSIP_TICK_S = 0.25
+"""Heartbeats to forward are collected for so long, then sent as one batch."""
+GOSSIP_MAX_BATCH = 64
+GOSSIP_MAX_BATCH_BYTES = 128 * KIB
+GOSSIP_MAX_QUEUED = 4096
+"""Heartbeats that wait for the next batch."""
+GOSSIP_QUEUED_BATCHES = 8
+"""Batches that wait for one neighbour's stream."""
+GOSSIP_SOURCE_PER_S = 128.0
+GOSSIP_SOURCE_BURST = 1024
+"""Heartbeats that one neighbour may hand over."""
+GOSSIP_SIGNER_PER_S = 1.0
+GOSSIP_SIGNER_BURST = 8
+"""Heartbeats of one peer that are forwarded."""
+GOSSIP_IDLE_S = 15.0
+GOSSIP_MAX_STREAMS = 512
+"""Inbound gossip streams of all peers."""
 
 # Leases and tickets
 LEASE_TTL_S = 600.0

@@ -23,7 +23,8 @@ class GenerateRequest:
     prompt_ids: Sequence[int] | None = None
     max_tokens: int | None = None
     temperature: float = 0.0
-    seed: int = 0
+    seed: int | None = None
+    """None: the entry draws one."""
     stop: Sequence[str] = ()
 
 

@@ -92,7 +92,10 @@ def public_key_of(peer_id: PeerId) -> bytes:
     prefix = _IDENTITY_MULTIHASH + _PUBLIC_PROTOBUF
     if len(raw) != len(prefix) + PUBLIC_KEY_BYTES or not raw.startswith(prefix):
         raise MalformedMessage(f"{peer_id!r} is no Ed25519 peer id")
-    return raw[len(prefix) :]
+    public_key = raw[len(prefix) :]
+    if peer_id_of(public_key) != peer_id:  # the base58 reader ignores white space at the end: one peer would have many names
+        raise MalformedMessage(f"{peer_id!r} is not the canonical form of a peer id")
+    return public_key
 
 
 @lru_cache(maxsize=16384)

@@ -375,8 +375,9 @@ class Proof(Message):
 
 
 class ErrorBody(Message):
-    """Payload of an ERROR frame: a code of ``base.errors``, and who met it."""
+    """Payload of an ERROR frame: a code of ``base.errors``, who met it, and which peer that one holds at fault."""
 
     code: Name
     reason: Annotated[str, Field(max_length=1024)]
-    peer_id: Peer
+    met_by: Peer
+    fault_of: Peer

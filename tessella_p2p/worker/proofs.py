@@ -1,0 +1,139 @@
+"""Proofs: signed and durable before they are uploaded (shell)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import structlog
+import trio
+
+from tessella_p2p.base.clock import WallClock
+from tessella_p2p.base.errors import RemoteProtocolError, TessellaError, TransportError
+from tessella_p2p.base.limits import MAX_PROOFS_PER_BATCH, TICKET_OPEN_S, TICKET_SETTLE_S
+from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.ledger.proof_log import ProofLog
+from tessella_p2p.stages.opening import Opening
+from tessella_p2p.stages.work import WorkMeter
+from tessella_p2p.wire import messages as m
+from tessella_p2p.wire.envelope import Sequencer, seal
+from tessella_p2p.wire.keys import NodeKey
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_RETRY_S = 1.0
+_LAST_RETRY_S = 30.0
+
+
+class RunBlocking(Protocol):
+    """Runs a function that waits for the disk: on a thread in a daemon, inline under virtual time."""
+
+    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]:
+        """What ``function`` returns."""
+        ...
+
+
+class ProofWriter:
+    """Writes checkpoints and proofs into the log, and uploads what is pending until the orchestrator has settled it."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        clock: WallClock,
+        sequencer: Sequencer,
+        proof_log: ProofLog,
+        client: OrchestratorClient | None,
+        run_blocking: RunBlocking,
+    ) -> None:
+        self._key = key
+        self._clock = clock
+        self._sequencer = sequencer
+        self._log = proof_log
+        self._client = client
+        self._run_blocking = run_blocking
+        self._written = trio.Event()
+
+    async def checkpoint(self, opening: Opening, meter: WorkMeter) -> None:
+        """Journal the proof of what is confirmed so far; durable on return."""
+        envelope = self._seal(opening, meter)
+        session, epoch = opening.key
+        await self._run_blocking(lambda: self._log.put_checkpoint(session, epoch, envelope))
+
+    async def prove(self, opening: Opening, meter: WorkMeter) -> None:
+        """Write the proof, durable on return, and wake the upload."""
+        envelope = self._seal(opening, meter)
+        session, epoch = opening.key
+        await self._run_blocking(lambda: self._log.put_proof(session, epoch, envelope))
+        self._written.set()
+
+    async def run(self) -> None:
+        """Turn what a crash left open into proofs, then upload for ever. Cancelling it loses nothing: the log has it all."""
+        for left in await self._run_blocking(self._log.checkpoints):
+            log.info("a session that was open at a crash is proven up to its last checkpoint", epoch=left.epoch)
+            await self._run_blocking(
+                lambda left=left: self._log.put_proof(left.session, left.epoch, left.proof)  # type: ignore[misc]
+            )
+        retry_s = _FIRST_RETRY_S
+        while True:
+            self._written = trio.Event()
+            pending = await self._run_blocking(lambda: self._log.pending(MAX_PROOFS_PER_BATCH))
+            if not pending or self._client is None:
+                with trio.move_on_after(_LAST_RETRY_S):
+                    await self._written.wait()
+                continue
+            try:
+                answer = await self._client.call(m.WorkDone(proofs=tuple(item.envelope for item in pending)))
+                if not isinstance(answer, m.WorkSettled) or len(answer.results) != len(pending):
+                    raise RemoteProtocolError("the orchestrator answered another question than work_done")
+            except TessellaError as error:
+                level = log.info if isinstance(error, TransportError) else log.warning
+                level("proofs wait", pending=len(pending), retry_s=retry_s, reason=str(error))
+                await trio.sleep(retry_s)
+                retry_s = min(retry_s * 2, _LAST_RETRY_S)
+                continue
+            retry_s = _FIRST_RETRY_S
+            for item, result in zip(pending, answer.results, strict=True):
+                await self._settle(item.session, item.epoch, result)
+
+    async def _settle(self, session: bytes, epoch: int, result: m.Settled) -> None:
+        log.info("proof settled", status=result.status, micro_credits=result.micro_credits, reason=result.reason)
+        await self._run_blocking(
+            lambda: self._log.settle(session, epoch, result.status, result.micro_credits, result.code)
+        )
+
+    def _seal(self, opening: Opening, meter: WorkMeter) -> bytes:
+        confirmed, body = meter.confirmed, opening.body
+        assert confirmed is not None
+        assert body.ticket is not None
+        assert opening.orchestrator is not None
+        proof = m.Proof(
+            request_id=body.request_id,
+            ticket=body.ticket,
+            lease=opening.lease,
+            session=body.session,
+            epoch=body.epoch,
+            opened_at=opening.opened_at,
+            manifest_root=body.manifest_root,
+            recipe=body.recipe,
+            layers=body.route[opening.index].layers,
+            positions=confirmed.boundary.positions,
+            input_digest=confirmed.boundary.input_digest,
+            output_digest=confirmed.boundary.output_digest,
+            marks=meter.marks(),
+            upstream=opening.upstream,
+            downstream=opening.downstream,
+            receipt=confirmed.receipt,
+            compute_us=meter.compute_us,
+        )
+        now_ms = self._clock.unix_ms()
+        return seal(
+            self._key,
+            m.PROOF,
+            proof,
+            sequence=self._sequencer.next(m.PROOF, now_ms),
+            now_ms=now_ms,
+            audience=opening.orchestrator,
+            ttl_ms=int((TICKET_OPEN_S + TICKET_SETTLE_S) * 1000),
+        )
