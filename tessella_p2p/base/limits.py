@@ -215,3 +215,22 @@ MAX_PROOF_BYTES = 64 * KIB
 """One sealed proof, as it fits into a request."""
 MAX_PROOF_BATCH_BYTES = 192 * KIB
 """Sealed proofs of one request."""
+
+# HTTP
+MAX_HTTP_BODY_BYTES = 2 * MIB
+HTTP_BODY_TIMEOUT_S = 30.0
+"""From a request's head to the end of its body."""
+HTTP_SEND_TIMEOUT_S = 20.0
+"""How long a client may leave one write unread."""
+HTTP_KEEP_ALIVE_S = 15.0
+"""A connection without a complete request head for this long is closed."""
+HTTP_LINGER_S = 1.0
+"""After an answer that ends its connection: unread input is discarded this long, so that the answer is not lost to a reset."""
+HTTP_GRACE_S = 10.0
+"""Answers in flight at a shutdown may take this much longer."""
+MAX_HTTP_CONNECTIONS = 512
+SSE_PING_S = 15.0
+MAX_CHAT_MESSAGES = 4096
+MAX_CONTENT_PARTS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
