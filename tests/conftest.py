@@ -1,0 +1,21 @@
+"""What several packages' tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tessella_p2p.base.errors import ConfigurationError
+from tessella_p2p.weights.store import default_models_dir, resolve
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real model's GGUF, from the store; ``make setup`` pulls it."""
+    models_dir = Path(os.environ.get("TESSELLA_MODELS_DIR") or default_models_dir())
+    try:
+        return resolve("smollm2-135m-instruct", models_dir)
+    except ConfigurationError as error:
+        pytest.fail(str(error))
