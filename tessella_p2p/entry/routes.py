@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tessella_p2p.base.errors import NoRoute
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.dht.stage_records import VerifiedStage
+from tessella_p2p.model.coverage import walk
 
 _STAGE_COST = 1.0
 """A stage more costs a hop more; in units of one queued session."""
@@ -54,28 +55,13 @@ def choose_route(
     return Route(found[2]) if found is not None else None
 
 
-def missing_layers(stages: Iterable[VerifiedStage], total_layers: int) -> tuple[tuple[int, int], ...]:
-    """The half-open ranges that no ready stage serves."""
-    held = [False] * total_layers
-    for stage in stages:
-        if stage.state == "ready":
-            for layer in range(stage.layers.start, min(stage.layers.end, total_layers)):
-                held[layer] = True
-    holes: list[tuple[int, int]] = []
-    for layer, is_held in enumerate(held):
-        if is_held:
-            continue
-        if holes and holes[-1][1] == layer:
-            holes[-1] = (holes[-1][0], layer + 1)
-        else:
-            holes.append((layer, layer + 1))
-    return tuple(holes)
-
-
 def no_route(model_id: str, stages: Iterable[VerifiedStage], total_layers: int) -> NoRoute:
     """The error that says which layers are missing."""
-    holes = missing_layers(stages, total_layers)
-    if holes:
-        words = ", ".join(f"{start}–{end}" for start, end in holes)
-        return NoRoute(f"nobody ready serves layers {words} of {model_id}; try again when a worker has joined", holes)
-    return NoRoute(f"the ranges served of {model_id} do not join up to one chain yet; try again soon")
+    coverage = walk((stage.layers for stage in stages if stage.state == "ready"), total_layers)
+    if coverage.holes:
+        words = ", ".join(str(hole) for hole in coverage.holes)
+        holes = tuple(hole.as_tuple() for hole in coverage.holes)
+        return NoRoute(
+            f"no ready chain renders layers {words} of {model_id}; try again when a worker has joined", holes
+        )
+    return NoRoute(f"every layer of {model_id} is served, but by peers that failed just now; try again soon")

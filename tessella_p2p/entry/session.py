@@ -1,0 +1,208 @@
+"""One request over its epochs (shell): tokens in order, reroutes that the client does not see, text that may be shown."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+import structlog
+import trio
+
+from tessella_p2p.base.errors import (
+    CacheMiss,
+    CapabilityRefused,
+    NoRoute,
+    Overloaded,
+    RefusalError,
+    RemoteProtocolError,
+    StaleEpoch,
+    TessellaError,
+    TransportError,
+)
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import MAX_EPOCHS
+from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, GenerationEvent, Prepared
+from tessella_p2p.entry.chain import Chain, SessionPlan
+from tessella_p2p.entry.report import Timing, hop_added_ms, hop_reports
+from tessella_p2p.entry.routes import Route
+from tessella_p2p.entry.text import StopFilter
+from tessella_p2p.model.artifact import Artifact
+
+log = structlog.get_logger(__name__)
+
+RECOVERY_S = 20.0
+"""How long an answer that has begun waits for a new route."""
+MAX_REROUTES = 8
+_POLL_S = 0.25
+
+_REROUTED = (TransportError, RemoteProtocolError, StaleEpoch, CacheMiss, Overloaded, CapabilityRefused)
+
+
+class SessionHost(Protocol):
+    """What a session needs of its entry."""
+
+    @property
+    def artifact(self) -> Artifact:
+        """Tokenizer and end tokens."""
+        ...
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The entry's own id."""
+        ...
+
+    def find_route(self, recipe: str | None = None) -> Route:
+        """The best route now. Raises `NoRoute`."""
+        ...
+
+    def punish(self, error: TessellaError) -> None:
+        """Prefer other peers than the one at fault for a while."""
+        ...
+
+    async def start_chain(self, plan: SessionPlan, epoch: int, route: Route, ids: tuple[int, ...]) -> Chain:
+        """Open one epoch with everything that is known."""
+        ...
+
+    async def end_chain(self, chain: Chain) -> None:
+        """Close an epoch on every stage."""
+        ...
+
+
+class Session:
+    """One request over its epochs; implements `entry.api.Generation`."""
+
+    def __init__(
+        self, host: SessionHost, plan: SessionPlan, prepared: Prepared, request: GenerateRequest, tier: str
+    ) -> None:
+        self._host = host
+        self._plan = plan
+        self._prepared = prepared
+        self._tier = tier
+        self._filter = StopFilter(request.stop)
+        self._decoder = host.artifact.tokenizer.decoder()
+        self._chain: Chain | None = None
+        self._recipe = ""
+        self._epoch = 0
+        self._sampled: list[int] = []
+        self._timing = Timing(began=trio.current_time())
+
+    @property
+    def prepared(self) -> Prepared:
+        """What was admitted."""
+        return self._prepared
+
+    async def begin(self, route: Route) -> None:
+        """Open the first epoch.
+
+        Raises:
+            TessellaError: after as many reroutes as are allowed.
+        """
+        self._recipe = route.recipe
+        try:
+            self._chain = await self._host.start_chain(self._plan, 0, route, self._prepared.prompt_ids)
+        except _REROUTED as error:
+            await self._reroute(error)
+
+    async def aclose(self) -> None:
+        """Close the current epoch. Idempotent."""
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            await self._host.end_chain(chain)
+
+    async def events(self) -> AsyncIterator[GenerationEvent]:
+        """Deltas, then one `Finished`."""
+        reason: Literal["stop", "length"] = "length"
+        while len(self._sampled) < self._prepared.max_tokens:
+            token = await self._next()
+            if token in self._host.artifact.tokenizer.end_ids:
+                reason = "stop"
+                break
+            self._sampled.append(token)
+            self._host.tokens += 1
+            text = self._filter.feed(self._decoder.feed(token))
+            yield Delta(text, (token,))
+            if self._filter.stopped:
+                reason = "stop"
+                break
+        rest = "" if self._filter.stopped else self._filter.feed(self._decoder.flush()) + self._filter.flush()
+        if rest:
+            yield Delta(rest, ())
+        route = self._chain.route if self._chain is not None else None
+        await self.aclose()
+        yield Finished(
+            reason=reason,
+            prompt_ids=self._prepared.prompt_ids,
+            token_ids=tuple(self._sampled),
+            route=hop_reports(route, self._timing.decode, self._host.peer_id),
+            ttft_ms=self._timing.ttft_ms,
+            tokens_per_s=self._timing.tokens_per_s,
+            tier=self._tier,
+            paid=self._plan.ticket is not None,
+            request_id=self._plan.request_id,
+            step_ms=tuple(token.wall_us / 1000 for token in self._timing.decode),
+            hop_added_ms=hop_added_ms(route, self._timing.decode, self._host.peer_id),
+        )
+
+    async def _next(self) -> int:
+        """The next sampled token, over reroutes."""
+        while True:
+            assert self._chain is not None
+            try:
+                if self._sampled and self._needs_step():
+                    await self._chain.step(self._sampled[-1:], sample=True)
+                token = await self._chain.next_token()
+            except _REROUTED as error:
+                await self._reroute(error)
+                continue
+            self._timing.note(token, trio.current_time())
+            return token.token_id
+
+    def _needs_step(self) -> bool:
+        """Whether the newest token has not been sent: a new epoch is opened with everything that is known."""
+        assert self._chain is not None
+        return self._chain.positions_sent < len(self._prepared.prompt_ids) + len(self._sampled)
+
+    async def _reroute(self, error: TessellaError) -> None:
+        """Restart on a new route of the same recipe, with the known tokens forced; the client sees no difference.
+
+        Raises:
+            TessellaError: ``error`` itself, when the reroutes are used up; NoRoute when no route came in time.
+        """
+        while True:
+            self._host.punish(error)
+            await self.aclose()
+            self._epoch += 1
+            if self._epoch > MAX_REROUTES or self._epoch >= MAX_EPOCHS:
+                raise error
+            log.warning(
+                "rerouting",
+                request_id=self._plan.request_id,
+                epoch=self._epoch,
+                code=error.code,
+                fault_of=error.peer,
+                reason=str(error),
+            )
+            route = await self._wait_for_route(error)
+            known = (*self._prepared.prompt_ids, *self._sampled)
+            try:
+                self._chain = await self._host.start_chain(self._plan, self._epoch, route, known)
+            except _REROUTED as again:
+                error = again
+                continue
+            return
+
+    async def _wait_for_route(self, error: TessellaError) -> Route:
+        deadline = trio.current_time() + RECOVERY_S
+        while True:
+            try:
+                route = self._host.find_route(self._recipe)
+            except NoRoute:
+                if trio.current_time() >= deadline:
+                    raise
+            else:
+                failed = error.peer
+                if failed is None or all(stage.peer_id != failed for stage in route.stages):
+                    return route
+                if trio.current_time() >= deadline or isinstance(error, RefusalError):
+                    return route  # nobody else serves its layers: it may be back
+            await trio.sleep(0.25)
