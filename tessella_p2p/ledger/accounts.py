@@ -1,0 +1,89 @@
+"""Double entry: every transfer takes from one account what it gives to another, so the sum over all accounts is always 0.
+
+Amounts are integer micro-credits. Proven work is paid from `ISSUANCE`, the one account that goes below 0; its balance is minus
+what all workers were ever paid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tessella_p2p.base.errors import LocalProtocolError
+from tessella_p2p.ledger.tables import Tables
+from tessella_p2p.wire import cbor
+
+ISSUANCE = "issuance"
+"""The account that new credits come from. No peer id looks like it."""
+
+TABLE = "accounts"
+_PAGE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Move ``micro_credits`` (over 0) from account ``debit`` to account ``credit``."""
+
+    debit: str
+    credit: str
+    micro_credits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account: its balance in micro-credits and how many of its proofs were settled."""
+
+    name: str
+    micro_credits: int = 0
+    settled_proofs: int = 0
+
+
+class Accounts:
+    """The accounts in a set of tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def get(self, name: str) -> Account:
+        """The account ``name``; one that was never touched is empty."""
+        row = self._tables.get(TABLE, name.encode())
+        return Account(name) if row is None else _account(name, row)
+
+    def apply(self, transfer: Transfer) -> None:
+        """Post both sides of a transfer.
+
+        Raises:
+            LocalProtocolError: an amount below 1, or both sides the same account.
+        """
+        if transfer.micro_credits < 1 or transfer.debit == transfer.credit:
+            raise LocalProtocolError(f"no transfer: {transfer}")
+        for name, amount in ((transfer.debit, -transfer.micro_credits), (transfer.credit, transfer.micro_credits)):
+            account = self.get(name)
+            self._put(Account(name, account.micro_credits + amount, account.settled_proofs))
+
+    def count_proof(self, name: str) -> None:
+        """One more settled proof of ``name``."""
+        account = self.get(name)
+        self._put(Account(name, account.micro_credits, account.settled_proofs + 1))
+
+    def page(self, after: str = "", limit: int = _PAGE) -> list[Account]:
+        """Up to ``limit`` accounts whose names follow ``after``, in the order of their names."""
+        rows = self._tables.scan(TABLE, after.encode() + (b"\0" if after else b""), limit)
+        return [_account(key.decode(), row) for key, row in rows]
+
+    def total(self) -> int:
+        """The sum over all accounts: 0."""
+        total, after = 0, ""
+        while page := self.page(after):
+            total += sum(account.micro_credits for account in page)
+            after = page[-1].name
+        return total
+
+    def _put(self, account: Account) -> None:
+        self._tables.put(TABLE, account.name.encode(), cbor.encode([account.micro_credits, account.settled_proofs]))
+
+
+def _account(name: str, row: bytes) -> Account:
+    match cbor.decode(row):
+        case [int(micro_credits), int(settled_proofs)]:
+            return Account(name, micro_credits, settled_proofs)
+    raise LocalProtocolError(f"the row of account {name} is damaged")

@@ -1,0 +1,222 @@
+"""What a sealed proof shows by itself: signatures, times, and that ticket, lease and receipt belong to it.
+
+Nothing here depends on the ledger's state, and nothing rests on the word of who uploaded the proof. ``settlement`` then decides
+what it is worth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tessella_p2p.base.errors import RefusalError, RemoteProtocolError
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import CLOCK_SKEW_MS, ISSUANCE_PER_REQUESTER_DAY, MAX_PROOF_BYTES, MICRO_PER_CREDIT
+from tessella_p2p.wire.envelope import Envelope, decode_message, open_envelope
+from tessella_p2p.wire.messages import LEASE, PROOF, RECEIPT, TICKET, DigestMark, Lease, Proof, ReceiptBody, Ticket
+
+
+class Code(StrEnum):
+    """Why a proof is refused or held: the ``code`` of `Settled`, beside the codes of ``base.errors`` for damaged envelopes."""
+
+    FOREIGN_TICKET = "foreign_ticket"
+    FOREIGN_LEASE = "foreign_lease"
+    FOREIGN_RECEIPT = "foreign_receipt"
+    UNLEASED_LAYERS = "unleased_layers"
+    LEASE_NOT_IN_FORCE = "lease_not_in_force"
+    TICKET_NOT_OPEN = "ticket_not_open"
+    TICKET_EXPIRED = "ticket_expired"
+    TOO_MANY_POSITIONS = "too_many_positions"
+    MALFORMED_MARKS = "malformed_marks"
+    DIGEST_MISMATCH = "digest_mismatch"
+    PROOF_CONFLICT = "proof_conflict"
+    TOO_MANY_PROOFS = "too_many_proofs"
+    ALREADY_PAID = "already_paid"
+    # Held: not paid now, and not for ever.
+    NO_RECEIPT = "no_receipt"
+    RECEIPT_UNMATCHED = "receipt_unmatched"
+    NEIGHBOUR_MISMATCH = "neighbour_mismatch"
+    ISSUANCE_BOUND = "issuance_bound"
+
+
+class ProofRefused(RefusalError):
+    """A proof that is never paid. ``reason_code`` says which rule it breaks, ``peer`` (see `blame`) who signed it."""
+
+    code = "proof_refused"
+    http_status = 409
+
+    def __init__(self, reason_code: str, message: str) -> None:
+        super().__init__(message)
+        self.reason_code = str(reason_code)
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementTerms:
+    """What proofs are judged by.
+
+    Attributes:
+        orchestrator: whose tickets and leases count, and to whom proofs are addressed.
+        total_layers: layers of each model, by manifest root: the stage that ends there is the tail.
+        issuance_per_day: micro-credits that the tickets of one requester may bring into being in one day.
+    """
+
+    orchestrator: PeerId
+    total_layers: Mapping[bytes, int]
+    issuance_per_day: int = ISSUANCE_PER_REQUESTER_DAY * MICRO_PER_CREDIT
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenWork:
+    """A proof that passed every check that needs no state.
+
+    Attributes:
+        worker: who signed it.
+        payload_digest: SHA-256 of the signed payload; the same work sealed again has the same.
+        layers: the proven range.
+        points: the digests at each position that the proof states, ascending; the last one is at ``proof.positions``.
+        receipted: positions that the downstream peer confirms with a digest that the proof states too; 0 without a receipt.
+        unmatched: a receipt is there, but for a position at which the proof states no digest.
+    """
+
+    worker: PeerId
+    payload_digest: bytes
+    proof: Proof
+    ticket: Ticket
+    layers: LayerRange
+    points: tuple[DigestMark, ...]
+    receipted: int
+    unmatched: bool
+
+
+def verify_proof(raw: bytes, terms: SettlementTerms, now_ms: int) -> ProvenWork:
+    """Check one sealed proof.
+
+    The proof's envelope may have expired: what bounds it is its ticket. Likewise the lease may be over now.
+
+    Raises:
+        ProofRefused: with the code of the rule that it breaks and, once its own signature has verified, the signer to blame.
+    """
+    if len(raw) > MAX_PROOF_BYTES:
+        raise ProofRefused("malformed_message", f"a proof of {len(raw)} bytes; {MAX_PROOF_BYTES} are the limit")
+    try:
+        envelope = open_envelope(raw, PROOF, now_ms=None, audience=terms.orchestrator)
+    except RemoteProtocolError as error:
+        raise ProofRefused(error.code, f"the proof: {error}") from error
+    try:
+        return _verify_content(envelope, terms, now_ms)
+    except RemoteProtocolError as error:
+        raise ProofRefused(error.code, f"a proof of {envelope.signer}: {error}").blame(envelope.signer) from error
+    except ProofRefused as error:
+        raise error.blame(envelope.signer) from error.__cause__
+
+
+def _verify_content(envelope: Envelope, terms: SettlementTerms, now_ms: int) -> ProvenWork:
+    proof = decode_message(Proof, envelope.payload)
+    worker, layers = envelope.signer, LayerRange(*proof.layers)
+    ticket, minted_at = _ticket(proof, terms, now_ms)
+    _check_lease(proof, worker, layers, minted_at, terms)
+    points = _points(proof, worker)
+    if layers.end == terms.total_layers.get(proof.manifest_root) and proof.downstream != ticket.requester:
+        raise ProofRefused(
+            Code.FOREIGN_RECEIPT,
+            f"{worker} serves the tail, so its tokens go to the requester {ticket.requester}, not to {proof.downstream}",
+        )
+    receipted, unmatched = _receipted(proof, worker, points)
+    return ProvenWork(
+        worker, hashlib.sha256(envelope.payload).digest(), proof, ticket, layers, points, receipted, unmatched
+    )
+
+
+def _ticket(proof: Proof, terms: SettlementTerms, now_ms: int) -> tuple[Ticket, int]:
+    """The proof's ticket and when it was minted."""
+    envelope = open_envelope(proof.ticket, TICKET, now_ms=None)
+    if envelope.signer != terms.orchestrator:
+        raise ProofRefused(Code.FOREIGN_TICKET, f"its ticket was minted by {envelope.signer}; it settles there alone")
+    ticket = decode_message(Ticket, envelope.payload)
+    if (ticket.request_id, ticket.manifest_root, ticket.recipe) != (
+        proof.request_id,
+        proof.manifest_root,
+        proof.recipe,
+    ):
+        raise ProofRefused(Code.FOREIGN_TICKET, "its ticket is for another request, model or recipe")
+    if proof.positions > ticket.max_positions:
+        raise ProofRefused(
+            Code.TOO_MANY_POSITIONS, f"{proof.positions} positions; its ticket allows {ticket.max_positions}"
+        )
+    opened_at = proof.opened_at
+    if not envelope.issued_at - CLOCK_SKEW_MS <= opened_at < ticket.open_before or opened_at > now_ms + CLOCK_SKEW_MS:
+        raise ProofRefused(Code.TICKET_NOT_OPEN, "its session was opened outside the time that its ticket allows")
+    if now_ms >= ticket.settle_before:
+        raise ProofRefused(
+            Code.TICKET_EXPIRED, f"its ticket could be settled until {(now_ms - ticket.settle_before) / 1000:.0f} s ago"
+        )
+    return ticket, envelope.issued_at
+
+
+def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: int, terms: SettlementTerms) -> None:
+    """A lease covers the layers and was in force when the session was opened.
+
+    During an outage leases are not renewed but tickets that were minted before it still open sessions, so a lease that was in
+    force when the ticket was minted counts for that ticket.
+    """
+    envelope = open_envelope(proof.lease, LEASE, now_ms=None)
+    if envelope.signer != terms.orchestrator:
+        raise ProofRefused(Code.FOREIGN_LEASE, f"its lease was signed by {envelope.signer}")
+    lease = decode_message(Lease, envelope.payload)
+    if lease.peer_id != worker:
+        raise ProofRefused(Code.FOREIGN_LEASE, f"its lease is {lease.peer_id}'s")
+    if (lease.manifest_root, lease.recipe) != (proof.manifest_root, proof.recipe):
+        raise ProofRefused(Code.FOREIGN_LEASE, "its lease is for another model or recipe")
+    if not LayerRange(*lease.layers).contains(layers):
+        raise ProofRefused(Code.UNLEASED_LAYERS, f"layers {layers}; {worker} was leased {LayerRange(*lease.layers)}")
+    issued_at, expires_at = envelope.issued_at, envelope.expires_at
+    if not any(issued_at - CLOCK_SKEW_MS <= at < expires_at for at in (proof.opened_at, minted_at)):
+        raise ProofRefused(
+            Code.LEASE_NOT_IN_FORCE, f"lease {lease.serial} was not in force when the session was opened"
+        )
+
+
+def _points(proof: Proof, worker: PeerId) -> tuple[DigestMark, ...]:
+    """Marks and the final digests, strictly ascending."""
+    final = DigestMark(positions=proof.positions, input=proof.input_digest, output=proof.output_digest)
+    if proof.marks and proof.marks[-1] == final:
+        points = proof.marks
+    elif proof.positions:
+        points = (*proof.marks, final)
+    else:
+        points = proof.marks
+    at = 0
+    for point in points:
+        if not at < point.positions <= proof.positions:
+            raise ProofRefused(
+                Code.MALFORMED_MARKS, f"the marks of {worker} are not in ascending order within {proof.positions}"
+            )
+        at = point.positions
+    return points
+
+
+def _receipted(proof: Proof, worker: PeerId, points: tuple[DigestMark, ...]) -> tuple[int, bool]:
+    """Up to which position the downstream peer confirms the proof, and whether its receipt is for a position without digests."""
+    if proof.receipt is None:
+        return 0, False
+    envelope = open_envelope(proof.receipt, RECEIPT, now_ms=None, audience=worker, signer=PeerId(proof.downstream))
+    receipt = decode_message(ReceiptBody, envelope.payload)
+    if (receipt.request_id, receipt.session, receipt.epoch, receipt.sender) != (
+        proof.request_id,
+        proof.session,
+        proof.epoch,
+        worker,
+    ):
+        raise ProofRefused(Code.FOREIGN_RECEIPT, "its receipt is for another request, session, epoch or sender")
+    for point in points:
+        if point.positions == receipt.positions:
+            if point.output != receipt.digest:
+                raise ProofRefused(
+                    Code.DIGEST_MISMATCH,
+                    f"the output digest of {worker} at position {point.positions} is not the one that {proof.downstream} "
+                    "received",
+                )
+            return receipt.positions, False
+    return 0, receipt.positions > 0

@@ -1,0 +1,199 @@
+"""What a proven piece of work is worth, now: the decision, not its execution.
+
+    proof ──verify_proof──▶ ProvenWork ──settle──▶ (changes, Settled)
+                 │                          │
+                 └── ProofRefused           └── the changes are journaled and applied before the answer leaves
+
+    answer      what it means                                                    journaled
+    settled     accepted; ``micro_credits`` is what the proof brought in all     yes
+    duplicate   the same proof again: the same answer, nothing paid twice        no
+    held        nothing (more) is paid now; send it again later, or with the     no, or what was paid in part
+                receipt that it lacks
+    refused     never paid                                                       no
+
+Rules, beyond those of ``evidence``: only what a receipt covers is paid; each (layer, position) of a ticket is paid once, whatever the
+epoch, the session or the worker; where a neighbour's proof of the same (session, epoch) is known, one's output is the other's input at
+every position that both state; the tickets of one requester bring a bounded number of credits into being a day. Refused and held
+proofs leave no trace in the state, so nobody can fill it with them.
+"""
+
+from __future__ import annotations
+
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import MAX_PROOFS_PER_TICKET_AND_WORKER, MICRO_PER_LAYER_POSITION
+from tessella_p2p.ledger.changes import Change, ProofSettled, TicketsExpired
+from tessella_p2p.ledger.evidence import Code, ProofRefused, ProvenWork, SettlementTerms
+from tessella_p2p.ledger.state import DAY_MS, LedgerState, TicketFacts, TicketKey
+from tessella_p2p.wire.messages import DigestMark, Settled
+
+_MAX_REASON_CHARS = 512
+
+
+def settle(
+    state: LedgerState, work: ProvenWork, terms: SettlementTerms, now_ms: int
+) -> tuple[tuple[Change, ...], Settled]:
+    """Decide on one proof. The state is read, not changed.
+
+    Args:
+        state: every change of the ledger so far.
+        work: a proof that `verify_proof` let through.
+        terms: what it is judged by.
+        now_ms: the time, Unix milliseconds; it decides which day's bound applies.
+
+    Returns:
+        The changes to journal and apply, and the answer for the worker.
+
+    Raises:
+        ProofRefused: the proof is never paid.
+    """
+    proof = work.proof
+    key = TicketKey(PeerId(work.ticket.requester), proof.request_id)
+    if work.ticket.settle_before <= state.horizon:
+        raise ProofRefused(Code.TICKET_EXPIRED, "its ticket expired and is forgotten").blame(work.worker)
+    ticket = state.ticket(key)
+    earlier = state.proof(key, proof.session, proof.epoch, work.worker)
+    before = 0 if earlier is None else earlier.micro_credits
+    if earlier is not None:
+        if earlier.payload_digest == work.payload_digest and earlier.complete:
+            return (), Settled(status="duplicate", micro_credits=before)
+        _check_own(earlier, work)
+    elif ticket.proofs.get(work.worker, 0) >= MAX_PROOFS_PER_TICKET_AND_WORKER:
+        raise ProofRefused(
+            Code.TOO_MANY_PROOFS, f"{work.worker} has proven this ticket in too many sessions and epochs"
+        ).blame(work.worker)
+    if not proof.positions:
+        return (), Settled(status="settled")
+    if not work.receipted:
+        return (), _no_receipt(work, before)
+    if (mismatch := _neighbour_mismatch(state, key, work)) is not None:
+        return (), _held(Code.NEIGHBOUR_MISMATCH, mismatch, before)
+    return _pay(state, key, ticket, work, earlier, terms, now_ms)
+
+
+def expire(state: LedgerState, now_ms: int) -> TicketsExpired | None:
+    """The change that forgets tickets that can no longer settle, where there are any; apply it and ask again."""
+    earliest = state.next_expiry()
+    return None if earliest is None or earliest > now_ms else TicketsExpired(before=now_ms)
+
+
+def refusal(error: ProofRefused) -> Settled:
+    """The answer for a proof that was refused; it names the signer where that is known."""
+    return Settled(status="refused", code=error.reason_code, reason=str(error)[:_MAX_REASON_CHARS])
+
+
+def _pay(
+    state: LedgerState,
+    key: TicketKey,
+    ticket: TicketFacts,
+    work: ProvenWork,
+    earlier: ProofSettled | None,
+    terms: SettlementTerms,
+    now_ms: int,
+) -> tuple[tuple[Change, ...], Settled]:
+    before = 0 if earlier is None else earlier.micro_credits
+    day = now_ms // DAY_MS
+    left = terms.issuance_per_day - state.issued(key.requester, day)
+    paid_positions = _affordable(ticket, work.layers, work.receipted, max(0, left) // MICRO_PER_LAYER_POSITION)
+    amount = ticket.due(work.layers, paid_positions) * MICRO_PER_LAYER_POSITION
+    complete = paid_positions == work.receipted
+    if not amount and complete and earlier is not None:
+        # Two proofs of one session that take turns must not grow the journal.
+        return (), Settled(status="duplicate", micro_credits=before)
+    bound = f"the tickets of {key.requester} have brought in what they may today; the rest waits"
+    if not amount and not complete:
+        return (), _held(Code.ISSUANCE_BOUND, bound, before)
+    change = ProofSettled(
+        requester=key.requester,
+        request_id=key.request_id,
+        settle_before=work.ticket.settle_before,
+        worker=work.worker,
+        session=work.proof.session,
+        epoch=work.proof.epoch,
+        layers=work.layers.as_tuple(),
+        paid_positions=paid_positions,
+        micro_credits=amount,
+        complete=complete,
+        day=day,
+        payload_digest=work.payload_digest,
+        upstream=work.proof.upstream,
+        downstream=work.proof.downstream,
+        points=work.points,
+    )
+    if not complete:
+        return (change,), _held(Code.ISSUANCE_BOUND, bound, before + amount)
+    if not before + amount:
+        reason = "every layer and position of it was paid before"
+        return (change,), Settled(status="settled", code=Code.ALREADY_PAID.value, reason=reason)
+    return (change,), Settled(status="settled", micro_credits=before + amount)
+
+
+def _affordable(ticket: TicketFacts, layers: LayerRange, positions: int, budget: int) -> int:
+    """The most positions, up to ``positions``, whose unpaid layer·positions fit into ``budget``."""
+    low, high = 0, positions
+    while low < high:
+        middle = (low + high + 1) // 2
+        if ticket.due(layers, middle) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _check_own(earlier: ProofSettled, work: ProvenWork) -> None:
+    """A later proof of the same work may say more than an earlier one, never something else."""
+    proof = work.proof
+    if (earlier.layers, earlier.upstream, earlier.downstream) != (proof.layers, proof.upstream, proof.downstream):
+        raise ProofRefused(
+            Code.PROOF_CONFLICT, f"{work.worker} proved other layers or neighbours for this session and epoch before"
+        ).blame(work.worker)
+    said = {point.positions: point for point in earlier.points}
+    for point in work.points:
+        if said.get(point.positions, point) != point:
+            raise ProofRefused(
+                Code.PROOF_CONFLICT, f"{work.worker} proved other digests at position {point.positions} before"
+            ).blame(work.worker)
+
+
+def _neighbour_mismatch(state: LedgerState, key: TicketKey, work: ProvenWork) -> str | None:
+    """What does not fit between the proof and those of its neighbours that are known (G-RCPT-2); None where all fits."""
+    proof = work.proof
+    if proof.upstream != work.worker:
+        upstream = state.proof(key, proof.session, proof.epoch, proof.upstream)
+        if upstream is not None and upstream.layers[1] == work.layers.start:
+            if upstream.downstream != work.worker:
+                return f"{upstream.worker} says that it sent to {upstream.downstream}, not to {work.worker}"
+            at = _first_difference(upstream.points, work.points)
+            if at is not None:
+                return _differs(upstream.worker, work.worker, at)
+    if proof.downstream != work.worker:
+        downstream = state.proof(key, proof.session, proof.epoch, proof.downstream)
+        if downstream is not None and downstream.layers[0] == work.layers.end:
+            if downstream.upstream != work.worker:
+                return f"{downstream.worker} says that it received from {downstream.upstream}, not from {work.worker}"
+            at = _first_difference(work.points, downstream.points)
+            if at is not None:
+                return _differs(work.worker, downstream.worker, at)
+    return None
+
+
+def _differs(sender: str, receiver: str, positions: int) -> str:
+    return f"what {sender} sent is not what {receiver} received, within the first {positions} positions"
+
+
+def _first_difference(sender: tuple[DigestMark, ...], receiver: tuple[DigestMark, ...]) -> int | None:
+    sent = {point.positions: point.output for point in sender}
+    for point in receiver:
+        if sent.get(point.positions, point.input) != point.input:
+            return point.positions
+    return None
+
+
+def _no_receipt(work: ProvenWork, before: int) -> Settled:
+    if work.unmatched:
+        reason = f"the receipt of {work.proof.downstream} is for a position at which the proof states no digest"
+        return _held(Code.RECEIPT_UNMATCHED, reason, before)
+    return _held(Code.NO_RECEIPT, f"no receipt of {work.proof.downstream} is attached", before)
+
+
+def _held(code: Code, reason: str, micro_credits: int) -> Settled:
+    return Settled(status="held", micro_credits=micro_credits, code=code.value, reason=reason[:_MAX_REASON_CHARS])
