@@ -1,0 +1,459 @@
+"""The Kademlia of one node as a state machine: events in, effects out, no I/O, no clock, no randomness of its own.
+
+    event            effects
+    RequestReceived  SendReply
+    ReplyReceived    SendRequest…, QueryFinished…    (a reply to no open request is ignored)
+    RequestFailed    SendRequest…, QueryFinished…
+    TimerFired       SendRequest…, QueryFinished…    (due at `Kademlia.next_deadline`)
+    Join, Get, Put, Refresh   SendRequest…, QueryFinished
+    Abandon          QueryFinished, with what was found so far
+
+A request has two deadlines. The soft one follows three median round trips and frees the request's slot in its lookup; the hard one
+gives the request up and counts as a strike against the peer.
+
+Nothing that a peer says is believed beyond what it can prove. A contact is a hint whom to dial next. A value counts only if
+`records.check_value` accepts it, and peers whose values are all invalid do not count towards a quorum. So a lying node can withhold,
+and no more.
+
+Source: Kademlia (see `keyspace`), sections 2.3 to 2.5, without caching along the path and without republishing by others: values live
+for a minute, and their signers publish them again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tessella_p2p.base.errors import LocalProtocolError, RefusalError, RemoteProtocolError
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import (
+    KAD_ALPHA,
+    KAD_HARD_S,
+    KAD_K,
+    KAD_MAX_ADDRESSES,
+    KAD_MAX_QUERIES,
+    KAD_QUORUM,
+    KAD_SOFT_DEFAULT_S,
+    KAD_SOFT_MAX_S,
+    KAD_SOFT_MIN_S,
+    MAX_BOOTSTRAP,
+)
+from tessella_p2p.dht.keyspace import KEY_BYTES, Contact
+from tessella_p2p.dht.lookup import Lookup
+from tessella_p2p.dht.messages import Find, Found, KadContact, KadReply, KadRequest, Store, Stored
+from tessella_p2p.dht.records import RecordStore, check_value
+from tessella_p2p.dht.routing_table import RoutingTable
+from tessella_p2p.wire.messages import Refused
+
+_ROUND_TRIPS = 32
+"""Round trips that the median is taken over."""
+_ROUND_TRIPS_NEEDED = 8
+
+
+# ---- Events ----
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReceived:
+    """``sender`` is the peer that the stream authenticated."""
+
+    sender: PeerId
+    request: KadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyReceived:
+    """``sender`` is the peer that the stream authenticated."""
+
+    sender: PeerId
+    reply: KadReply
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The request cannot be sent, or its stream broke."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """`Kademlia.next_deadline` is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Enter the mesh through ``seeds``: look this node up, then fill the farther buckets."""
+
+    query: int
+    seeds: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Look the values of ``key`` up; ``quorum`` peers that have some end it early."""
+
+    query: int
+    key: bytes
+    quorum: int = KAD_QUORUM
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Store ``value``, a record that this node signed, at the k peers closest to ``key``."""
+
+    query: int
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """Look a random key up, so that a bucket in use is fresh."""
+
+    query: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Give a query up; it finishes with what it has."""
+
+    query: int
+
+
+Event = RequestReceived | ReplyReceived | RequestFailed | TimerFired | Join | Get | Put | Refresh | Abandon
+
+
+# ---- Effects ----
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """Send ``request`` to ``contact``; a `ReplyReceived` or `RequestFailed` may follow."""
+
+    contact: Contact
+    request: KadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SendReply:
+    """Answer the request that was just received."""
+
+    reply: KadReply
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFinished:
+    """A query is over.
+
+    Attributes:
+        query: the number its event had.
+        values: the newest valid value of each signer (`Get`).
+        stored: peers that keep the value (`Put`).
+        hops: referrals to the closest peer that answered, or to the last one with values.
+        messages: requests that were sent for it.
+    """
+
+    query: int
+    values: tuple[bytes, ...] = ()
+    stored: int = 0
+    hops: int = 0
+    messages: int = 0
+
+
+Effect = SendRequest | SendReply | QueryFinished
+
+
+# ---- State ----
+
+
+@dataclass(slots=True)
+class _Query:
+    """A query in progress; ``open`` counts its lookups and stores that are not over."""
+
+    number: int
+    event: Join | Get | Put | Refresh
+    open: int = 0
+    messages: int = 0
+    hops: int = 0
+    stored: int = 0
+    widened: bool = False
+    newest: dict[PeerId, tuple[int, bytes]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request without an answer; ``lookup`` is None for a store."""
+
+    contact: Contact
+    query: _Query
+    lookup: Lookup | None
+    sent_at: float
+
+
+class Kademlia:
+    """One node's Kademlia.
+
+    Args:
+        own: this node.
+        addresses: where it can be dialled; without any it asks and stays out of others' tables.
+        rng: the only source of randomness (refresh targets, the store's salt).
+    """
+
+    def __init__(self, own: PeerId, addresses: Iterable[str], rng: random.Random) -> None:
+        self.table = RoutingTable(own)
+        self.store = RecordStore(rng.randbytes(16))
+        self._own = own
+        self._addresses: tuple[str, ...] = ()
+        self.set_addresses(addresses)
+        self._rng = rng
+        self._queries: dict[int, _Query] = {}
+        self._requests: dict[int, _Request] = {}
+        self._deadlines: list[tuple[float, int, bool]] = []
+        self._last_id = 0
+        self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
+        self._soft_s = KAD_SOFT_DEFAULT_S
+        self._effects: list[Effect] = []
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Say where this node can be dialled from now on; the first few count."""
+        self._addresses = tuple(addresses)[:KAD_MAX_ADDRESSES]
+
+    def next_deadline(self) -> float:
+        """When `TimerFired` is due, in the seconds of ``now``; infinity for never."""
+        while self._deadlines and self._deadlines[0][1] not in self._requests:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
+        """Take an event; returns what to do.
+
+        Args:
+            event: what happened.
+            now: monotonic seconds, for deadlines.
+            now_ms: Unix milliseconds, for the validity of records.
+
+        Raises:
+            LocalProtocolError: the caller broke a rule (a query number in use, too many queries). Never for what a peer did.
+        """
+        match event:
+            case RequestReceived():
+                self._answer(event, now_ms)
+            case ReplyReceived():
+                self._take_reply(event, now, now_ms)
+            case RequestFailed():
+                self._fail(event.request_id, now, now_ms, unreachable=True)
+            case TimerFired():
+                self._take_time(now, now_ms)
+            case Abandon():
+                query = self._queries.get(event.query)
+                if query is not None:
+                    self._finish(query)
+            case Join() | Get() | Put() | Refresh():
+                self._start(event, now, now_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    # ---- Serving ----
+
+    def _answer(self, event: RequestReceived, now_ms: int) -> None:
+        request = event.request
+        self.table.add(Contact(event.sender, request.addresses), from_itself=True)
+        body: Found | Stored | Refused
+        match request.body:
+            case Find():
+                body = self._found(request.body, event.sender, now_ms)
+            case Store():
+                body = self._stored(request.body, event.sender, now_ms)
+        self._effects.append(SendReply(KadReply(to=request.id, body=body)))
+
+    def _found(self, find: Find, sender: PeerId, now_ms: int) -> Found:
+        contacts = self.table.closest(int.from_bytes(find.key, "big"), KAD_K, without=sender)
+        return Found(
+            contacts=tuple(KadContact(peer_id=c.peer_id, addresses=c.addresses) for c in contacts),
+            values=self.store.get(find.key, now_ms) if find.values else (),
+        )
+
+    def _stored(self, store: Store, sender: PeerId, now_ms: int) -> Stored | Refused:
+        try:
+            self.store.put(store.key, store.value, sender, now_ms)
+        except (RemoteProtocolError, RefusalError) as error:
+            return Refused(code=error.code, reason=str(error)[:1024])
+        return Stored()
+
+    # ---- Asking ----
+
+    def _start(self, event: Join | Get | Put | Refresh, now: float, now_ms: int) -> None:
+        if event.query in self._queries:
+            raise LocalProtocolError(f"query {event.query} is in progress")
+        if len(self._queries) >= KAD_MAX_QUERIES:
+            raise LocalProtocolError(f"over {KAD_MAX_QUERIES} queries at a time")
+        query = self._queries[event.query] = _Query(event.query, event)
+        match event:
+            case Join():
+                for seed in event.seeds[:MAX_BOOTSTRAP]:
+                    self.table.add(seed, from_itself=False)
+                self._look_up(query, self.table.own_key, now, now_ms)
+            case Get():
+                own = self.store.get(event.key, now_ms)
+                self._take_values(query, own, now_ms)
+                self._look_up(query, int.from_bytes(event.key, "big"), now, now_ms, quorum=event.quorum, hits=bool(own))
+            case Put():
+                self._look_up(query, int.from_bytes(event.key, "big"), now, now_ms)
+            case Refresh():
+                self.store.expire(now_ms)
+                self._look_up(query, self.table.target_of_refresh(self._rng), now, now_ms)
+
+    def _look_up(
+        self, query: _Query, target: int, now: float, now_ms: int, *, quorum: int = 0, hits: bool = False
+    ) -> None:
+        lookup = Lookup(target, self._own, self.table.closest(target, KAD_K), quorum=quorum, alpha=KAD_ALPHA)
+        lookup.hits = int(hits)
+        query.open += 1
+        self._step(query, lookup, now, now_ms)
+
+    def _step(self, query: _Query, lookup: Lookup, now: float, now_ms: int) -> None:
+        """Ask whom the lookup wants to ask; go on with the query when it is over."""
+        if lookup.done:
+            return
+        for contact in lookup.next_requests():
+            find = Find(key=lookup.target.to_bytes(KEY_BYTES, "big"), values=lookup.quorum > 0)
+            self._send(contact, find, query, lookup, now)
+        if lookup.done:
+            self._look_up_done(query, lookup, now, now_ms)
+
+    def _look_up_done(self, query: _Query, lookup: Lookup, now: float, now_ms: int) -> None:
+        query.open -= 1
+        query.hops = query.hops or lookup.hops
+        match query.event:
+            case Put() as put:
+                self._store_at(query, put, lookup, now, now_ms)
+            case Join() if not query.widened:
+                query.widened = True
+                targets = self.table.targets_after_join(self._rng)
+                query.open += 1  # held while the lookups start, some of which may be over at once
+                for target in targets:
+                    self._look_up(query, target, now, now_ms)
+                query.open -= 1
+            case _:
+                pass
+        if not query.open:
+            self._finish(query)
+
+    def _store_at(self, query: _Query, put: Put, lookup: Lookup, now: float, now_ms: int) -> None:
+        peers = lookup.closest()
+        if len(peers) < KAD_K or self.table.own_key ^ lookup.target < peers[-1].key ^ lookup.target:
+            peers = peers[: KAD_K - 1]
+            try:
+                self.store.put(put.key, put.value, self._own, now_ms)
+                query.stored += 1
+            except (RemoteProtocolError, RefusalError):
+                pass  # full, or the record expired while the lookup ran: the others say the same
+        for contact in peers:
+            query.open += 1
+            self._send(contact, Store(key=put.key, value=put.value), query, None, now)
+
+    def _send(self, contact: Contact, body: Find | Store, query: _Query, lookup: Lookup | None, now: float) -> None:
+        self._last_id += 1
+        request_id = self._last_id
+        query.messages += 1
+        self._requests[request_id] = _Request(contact, query, lookup, now)
+        heapq.heappush(self._deadlines, (now + KAD_HARD_S, request_id, True))
+        if lookup is not None:
+            heapq.heappush(self._deadlines, (now + self._soft_s, request_id, False))
+        self._effects.append(SendRequest(contact, KadRequest(id=request_id, addresses=self._addresses, body=body)))
+
+    # ---- Answers, failures, time ----
+
+    def _take_reply(self, event: ReplyReceived, now: float, now_ms: int) -> None:
+        request = self._requests.get(event.reply.to)
+        if request is None or request.contact.peer_id != event.sender:
+            return
+        del self._requests[event.reply.to]
+        query, lookup = request.query, request.lookup
+        self.table.add(request.contact, from_itself=False)
+        self._note_round_trip(now - request.sent_at)
+        if lookup is None:
+            query.stored += isinstance(event.reply.body, Stored)
+            self._store_done(query)
+            return
+        peer = request.contact.peer_id
+        if lookup.done or query.number not in self._queries:
+            return
+        if not isinstance(event.reply.body, Found):
+            lookup.failed(peer)
+        else:
+            found = event.reply.body
+            valid = bool(lookup.quorum) and self._take_values(query, found.values, now_ms)
+            contacts = (self._contact(c) for c in found.contacts)
+            lookup.answered(peer, contacts, has_values=valid)
+        if lookup.done:
+            self._look_up_done(query, lookup, now, now_ms)
+        else:
+            self._step(query, lookup, now, now_ms)
+
+    def _contact(self, said: KadContact) -> Contact:
+        """A contact as the table knows it; hearsay only for peers that it does not know, so that no liar can have one dropped."""
+        peer = PeerId(said.peer_id)
+        return self.table.find(peer) or Contact(peer, said.addresses)
+
+    def _take_values(self, query: _Query, values: Iterable[bytes], now_ms: int) -> bool:
+        """Keep the newest valid value of each signer; returns whether any was valid."""
+        if not isinstance(query.event, Get):
+            return False
+        valid = False
+        for raw in values:
+            try:
+                envelope = check_value(query.event.key, raw, now_ms).envelope
+            except RemoteProtocolError:
+                continue
+            valid = True
+            newest = query.newest.get(envelope.signer)
+            if newest is None or newest[0] < envelope.sequence:
+                query.newest[envelope.signer] = (envelope.sequence, envelope.raw)
+        return valid
+
+    def _note_round_trip(self, seconds: float) -> None:
+        self._round_trips.append(seconds)
+        if len(self._round_trips) >= _ROUND_TRIPS_NEEDED:
+            median = sorted(self._round_trips)[len(self._round_trips) // 2]
+            self._soft_s = min(max(3 * median, KAD_SOFT_MIN_S), KAD_SOFT_MAX_S)
+
+    def _take_time(self, now: float, now_ms: int) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id, hard = heapq.heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            if hard:
+                self._fail(request_id, now, now_ms, unreachable=False)
+            elif request.lookup is not None and request.query.number in self._queries:
+                request.lookup.slow(request.contact.peer_id)
+                self._step(request.query, request.lookup, now, now_ms)
+
+    def _fail(self, request_id: int, now: float, now_ms: int, *, unreachable: bool) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        peer = request.contact.peer_id
+        self.table.failed(peer, unreachable=unreachable)
+        if request.lookup is None:
+            self._store_done(request.query)
+            return
+        request.lookup.failed(peer)
+        if request.query.number in self._queries:
+            self._step(request.query, request.lookup, now, now_ms)
+
+    def _store_done(self, query: _Query) -> None:
+        query.open -= 1
+        if not query.open and query.number in self._queries:
+            self._finish(query)
+
+    def _finish(self, query: _Query) -> None:
+        del self._queries[query.number]
+        values = tuple(raw for _, raw in query.newest.values())
+        self._effects.append(QueryFinished(query.number, values, query.stored, query.hops, query.messages))

@@ -1,0 +1,169 @@
+"""Stage records: what a reader believes, and why.
+
+A record is an envelope that its peer signed, and in it a lease that an orchestrator signed. Where the bytes came from (the DHT, a
+neighbour, the orchestrator's list) does not matter. `signed_stage` checks what anybody can check: form and signature.
+`verify_stage` checks what a reader needs before it uses the stage: the time, and a lease of an orchestrator that the reader's own
+configuration pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from tessella_p2p.base.errors import Expired, MalformedMessage, NotAuthorized
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import KAD_MAX_VALUE_BYTES, OUTAGE_GRACE_S, RECORD_TTL_S
+from tessella_p2p.wire.envelope import Envelope, check_window, open_envelope
+from tessella_p2p.wire.messages import LEASE, STAGE_RECORD, Lease, StageRecord
+
+RECORD_TTL_MS = round(RECORD_TTL_S * 1000)
+OUTAGE_GRACE_MS = round(OUTAGE_GRACE_S * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedStage:
+    """A stage record whose form and signature are right; nothing is said about its time or its lease."""
+
+    envelope: Envelope
+    record: StageRecord
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedStage:
+    """A stage that may be used, as of the time it was verified. Times are Unix milliseconds, ``layers`` is half-open.
+
+    ``lease_serial`` counts within ``orchestrator``, who signed the lease; ``raw`` is the record's envelope, byte for byte.
+    """
+
+    peer_id: PeerId
+    addresses: tuple[str, ...]
+    layers: LayerRange
+    total_layers: int
+    recipe: str
+    model_id: str
+    manifest_root: bytes
+    queue_depth: int
+    state: Literal["ready", "draining"]
+    max_positions: int
+    sequence: int
+    orchestrator: PeerId
+    lease_serial: int
+    lease_expires_at: int
+    issued_at: int
+    expires_at: int
+    raw: bytes
+
+
+def signed_stage(raw: bytes) -> SignedStage:
+    """The record in ``raw``, once its form and its signature are right.
+
+    Verdicts are remembered, because the same bytes arrive from three sources; they depend on nothing but the bytes.
+
+    Raises:
+        MalformedMessage, VersionMismatch, InvalidSignature: says what is wrong.
+    """
+    if len(raw) > KAD_MAX_VALUE_BYTES:
+        raise MalformedMessage(f"a stage record of {len(raw)} bytes is over the limit of {KAD_MAX_VALUE_BYTES}")
+    return _signed_stage(raw)
+
+
+@lru_cache(maxsize=4096)
+def _signed_stage(raw: bytes) -> SignedStage:
+    envelope = open_envelope(raw, STAGE_RECORD, now_ms=None)
+    record = envelope.message(StageRecord)
+    if record.layers[1] > record.total_layers:
+        raise MalformedMessage(f"{envelope.signer} states layers {record.layers} of {record.total_layers}")
+    return SignedStage(envelope, record)
+
+
+@lru_cache(maxsize=4096)
+def _signed_lease(raw: bytes) -> tuple[Envelope, Lease]:
+    envelope = open_envelope(raw, LEASE, now_ms=None)
+    return envelope, envelope.message(Lease)
+
+
+def check_record_time(envelope: Envelope, now_ms: int) -> None:
+    """Refuse a record that is expired, of the future, or valid for longer than records are.
+
+    Raises:
+        Expired, MalformedMessage: says which.
+    """
+    check_window("stage record", envelope.issued_at, envelope.expires_at, now_ms)
+    if envelope.expires_at - envelope.issued_at > RECORD_TTL_MS:
+        raise MalformedMessage(f"{envelope.signer}'s stage record is valid for over {RECORD_TTL_S:.0f} s")
+
+
+def lease_counts(lease_expires_at: int, now_ms: int, *, orchestrator_reachable: bool) -> bool:
+    """Whether a lease counts: until it expires, and the outage grace longer while nobody could renew it."""
+    return now_ms < lease_expires_at + (0 if orchestrator_reachable else OUTAGE_GRACE_MS)
+
+
+def verify_stage(
+    raw: bytes,
+    *,
+    pins: frozenset[PeerId],
+    now_ms: int,
+    orchestrator_reachable: bool = True,
+    serials: Mapping[tuple[PeerId, PeerId], int] | None = None,
+) -> VerifiedStage:
+    """Verify a stage record and the lease in it.
+
+    Args:
+        raw: the record's envelope.
+        pins: the orchestrators whose leases count; they come from the node's own configuration and from nowhere else.
+        now_ms: the time to judge by.
+        orchestrator_reachable: False lets an expired lease count for the outage grace.
+        serials: the newest lease serial seen, by (orchestrator, peer); an older lease is superseded.
+
+    Raises:
+        MalformedMessage, VersionMismatch: no record.
+        InvalidSignature: the record's or the lease's signature is not its signer's.
+        Expired: the record or the lease is over, or not yet valid.
+        NotAuthorized: the lease is of an orchestrator that is not pinned, for another peer, model, recipe or range, or superseded.
+    """
+    signed = signed_stage(raw)
+    envelope, record = signed.envelope, signed.record
+    check_record_time(envelope, now_ms)
+    lease_envelope, lease = _signed_lease(record.lease)
+    if lease_envelope.signer not in pins:
+        raise NotAuthorized(f"{envelope.signer}'s lease is signed by {lease_envelope.signer}, which is not pinned here")
+    _check_lease(envelope, record, lease)
+    newest = (serials or {}).get((lease_envelope.signer, envelope.signer), 0)
+    if lease.serial < newest:
+        raise NotAuthorized(f"{envelope.signer}'s lease {lease.serial} is superseded by lease {newest}")
+    # Only the start of the lease's window is judged here; its end has the outage grace.
+    check_window("lease", lease_envelope.issued_at, max(lease_envelope.expires_at, now_ms + 1), now_ms)
+    if not lease_counts(lease_envelope.expires_at, now_ms, orchestrator_reachable=orchestrator_reachable):
+        raise Expired(f"{envelope.signer}'s lease expired {(now_ms - lease_envelope.expires_at) / 1000:.0f} s ago")
+    return VerifiedStage(
+        peer_id=envelope.signer,
+        addresses=record.addresses,
+        layers=LayerRange(*record.layers),
+        total_layers=record.total_layers,
+        recipe=record.recipe,
+        model_id=record.model_id,
+        manifest_root=record.manifest_root,
+        queue_depth=record.queue_depth,
+        state=record.state,
+        max_positions=record.max_positions,
+        sequence=envelope.sequence,
+        orchestrator=lease_envelope.signer,
+        lease_serial=lease.serial,
+        lease_expires_at=lease_envelope.expires_at,
+        issued_at=envelope.issued_at,
+        expires_at=envelope.expires_at,
+        raw=envelope.raw,
+    )
+
+
+def _check_lease(envelope: Envelope, record: StageRecord, lease: Lease) -> None:
+    stated = (envelope.signer, record.model_id, record.manifest_root, record.recipe, record.layers)
+    leased = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers)
+    if stated == leased:
+        return
+    for what, said, granted in zip(("peer", "model", "manifest root", "recipe", "range"), stated, leased, strict=True):
+        if said != granted:
+            raise NotAuthorized(f"{envelope.signer} states a {what} that its lease {lease.serial} does not grant")
