@@ -23,10 +23,10 @@ from tessella_p2p.dht.service import Discovery
 from tessella_p2p.dht.stage_records import VerifiedStage
 from tessella_p2p.entry.api import GenerateRequest, Prepared
 from tessella_p2p.entry.chain import Chain, EntryContext, SessionPlan, TokenTable
+from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.ledger.client import OrchestratorClient
-from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import open_envelope
@@ -43,10 +43,10 @@ _CLOSE_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that this entry speaks for. Its artifact gives tokenizer, template and configuration; no weight is read."""
+    """The model that this entry speaks for."""
 
     model_id: str
-    artifact: Artifact
+    codec: PromptCodec
     manifest_root: bytes
     recipes: tuple[str, ...]
     """In order of preference."""
@@ -69,9 +69,9 @@ class EntryService:
         self.tokens = 0
 
     @property
-    def artifact(self) -> Artifact:
-        """The model's tokenizer, template and configuration."""
-        return self._model.artifact
+    def codec(self) -> PromptCodec:
+        """The model's text side."""
+        return self._model.codec
 
     @property
     def peer_id(self) -> PeerId:
@@ -91,9 +91,8 @@ class EntryService:
     async def _follow(self, client: OrchestratorClient) -> None:
         while True:
             try:
-                answer = await client.call(m.ListStages(manifest_root=self._model.manifest_root))
-                if isinstance(answer, m.Stages):
-                    self._discovery.observe(answer.records, "orchestrator")
+                answer = await client.ask(m.ListStages(manifest_root=self._model.manifest_root), m.Stages)
+                self._discovery.observe(answer.records, "orchestrator")
                 self._discovery.orchestrator_reachable(True)
             except TransportError as error:
                 self._discovery.orchestrator_reachable(False)
@@ -118,7 +117,7 @@ class EntryService:
         Raises:
             NoRoute: names the missing layers.
         """
-        total = self._model.artifact.config.layers
+        total = self._model.codec.total_layers
         for name in self._model.recipes if recipe is None else (recipe,):
             route = choose_route(self._stages(name), total, self._penalties(), self._context.network.peer_id)
             if route is not None:
@@ -157,7 +156,7 @@ class EntryService:
             request_id=request_id,
             model_id=self._model.model_id,
             manifest_root=self._model.manifest_root,
-            vocabulary=self._model.artifact.config.vocabulary,
+            vocabulary=self._model.codec.vocabulary,
             max_positions=len(ids) + max_tokens,
             sampling=m.Sampling(temperature=request.temperature, seed=seed),
             digest_key=self._context.random_bytes(32),
@@ -180,15 +179,15 @@ class EntryService:
         given = [part for part in (request.messages, request.prompt, request.prompt_ids) if part is not None]
         if len(given) != 1:
             raise InvalidRequest("exactly one of messages, prompt and prompt_ids is needed", "prompt")
-        artifact = self._model.artifact
+        codec = self._model.codec
         if request.messages is not None:
-            ids = artifact.encode_chat(request.messages)
+            ids = codec.encode_chat(request.messages)
         elif request.prompt is not None:
-            ids = artifact.tokenizer.encode(request.prompt, parse_special=False)
+            ids = codec.encode_prompt(request.prompt)
         else:
             ids = list(request.prompt_ids or ())
-            if any(not 0 <= token < artifact.config.vocabulary for token in ids):
-                raise InvalidRequest(f"token ids are from 0 to {artifact.config.vocabulary - 1}", "prompt_ids")
+            if any(not 0 <= token < codec.vocabulary for token in ids):
+                raise InvalidRequest(f"token ids are from 0 to {codec.vocabulary - 1}", "prompt_ids")
         if not ids:
             raise InvalidRequest("the prompt is empty", "prompt")
         return tuple(ids)
@@ -217,12 +216,10 @@ class EntryService:
             max_positions=positions,
         )
         try:
-            answer = await self._client.call(ask, timeout_s=_GRANT_TIMEOUT_S)
+            answer = await self._client.ask(ask, m.Granted, _GRANT_TIMEOUT_S)
         except TransportError as error:
             log.warning("no ticket: this request is served unpaid", request_id=request_id, reason=str(error))
             return "Leech", None
-        if not isinstance(answer, m.Granted):
-            raise RemoteProtocolError("the orchestrator answered another question than session_grant")
         envelope = open_envelope(
             answer.ticket, m.TICKET, now_ms=self._context.clock.unix_ms(), signer=self._client.orchestrator
         )

@@ -23,10 +23,10 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_EPOCHS
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, GenerationEvent, Prepared
 from tessella_p2p.entry.chain import Chain, SessionPlan
+from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.report import Timing, hop_added_ms, hop_reports
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.text import StopFilter
-from tessella_p2p.model.artifact import Artifact
 
 log = structlog.get_logger(__name__)
 
@@ -42,8 +42,8 @@ class SessionHost(Protocol):
     """What a session needs of its entry."""
 
     @property
-    def artifact(self) -> Artifact:
-        """Tokenizer and end tokens."""
+    def codec(self) -> PromptCodec:
+        """The model's text side."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class Session:
         self._prepared = prepared
         self._tier = tier
         self._filter = StopFilter(request.stop)
-        self._decoder = host.artifact.tokenizer.decoder()
+        self._decoder = host.codec.decoder()
         self._chain: Chain | None = None
         self._recipe = ""
         self._epoch = 0
@@ -114,12 +114,12 @@ class Session:
         reason: Literal["stop", "length"] = "length"
         while len(self._sampled) < self._prepared.max_tokens:
             token = await self._next()
-            if token in self._host.artifact.tokenizer.end_ids:
+            if token in self._host.codec.end_ids:
                 reason = "stop"
                 break
             self._sampled.append(token)
             self._host.tokens += 1
-            text = self._filter.feed(self._decoder.feed(token))
+            text = self._filter.feed(self._decoder.push(token))
             yield Delta(text, (token,))
             if self._filter.stopped:
                 reason = "stop"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
-
 import structlog
 import trio
 
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import RemoteProtocolError, TessellaError, TransportError
 from tessella_p2p.base.limits import MAX_PROOFS_PER_BATCH, TICKET_OPEN_S, TICKET_SETTLE_S
+from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.stages.opening import Opening
@@ -21,18 +19,8 @@ from tessella_p2p.wire.keys import NodeKey
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
 _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 30.0
-
-
-class RunBlocking(Protocol):
-    """Runs a function that waits for the disk: on a thread in a daemon, inline under virtual time."""
-
-    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]:
-        """What ``function`` returns."""
-        ...
 
 
 class ProofWriter:
@@ -54,6 +42,12 @@ class ProofWriter:
         self._client = client
         self._run_blocking = run_blocking
         self._written = trio.Event()
+        self.changed = trio.Event()
+        """Set, and replaced, whenever a proof was written or settled."""
+
+    def _note_change(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
     async def checkpoint(self, opening: Opening, meter: WorkMeter) -> None:
         """Journal the proof of what is confirmed so far; durable on return."""
@@ -67,6 +61,7 @@ class ProofWriter:
         session, epoch = opening.key
         await self._run_blocking(lambda: self._log.put_proof(session, epoch, envelope))
         self._written.set()
+        self._note_change()
 
     async def run(self) -> None:
         """Turn what a crash left open into proofs, then upload for ever. Cancelling it loses nothing: the log has it all."""
@@ -84,9 +79,10 @@ class ProofWriter:
                     await self._written.wait()
                 continue
             try:
-                answer = await self._client.call(m.WorkDone(proofs=tuple(item.envelope for item in pending)))
-                if not isinstance(answer, m.WorkSettled) or len(answer.results) != len(pending):
-                    raise RemoteProtocolError("the orchestrator answered another question than work_done")
+                proofs = m.WorkDone(proofs=tuple(item.envelope for item in pending))
+                answer = await self._client.ask(proofs, m.WorkSettled)
+                if len(answer.results) != len(pending):
+                    raise RemoteProtocolError(f"{len(answer.results)} results for {len(pending)} proofs")
             except TessellaError as error:
                 level = log.info if isinstance(error, TransportError) else log.warning
                 level("proofs wait", pending=len(pending), retry_s=retry_s, reason=str(error))
@@ -96,6 +92,7 @@ class ProofWriter:
             retry_s = _FIRST_RETRY_S
             for item, result in zip(pending, answer.results, strict=True):
                 await self._settle(item.session, item.epoch, result)
+            self._note_change()
 
     async def _settle(self, session: bytes, epoch: int, result: m.Settled) -> None:
         log.info("proof settled", status=result.status, micro_credits=result.micro_credits, reason=result.reason)

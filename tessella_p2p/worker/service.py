@@ -117,10 +117,7 @@ class Worker:
         self.state, retry_s = "registering", _FIRST_RETRY_S
         while True:
             try:
-                assigned = await self._client.call(self._registration())
-                if not isinstance(assigned, m.Assigned):
-                    raise RemoteProtocolError("the orchestrator answered another question than register")
-                assignment = self._accept(assigned)
+                assignment = self._accept(await self._client.ask(self._registration(), m.Assigned))
             except TessellaError as error:
                 self._discovery.orchestrator_reachable(not isinstance(error, TransportError))
                 self.last_refusal = str(error)

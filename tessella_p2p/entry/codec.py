@@ -1,0 +1,74 @@
+"""What an entry needs to know of a model: how text becomes tokens and tokens become text. No weight is read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tessella_p2p.model.artifact import Artifact
+from tessella_p2p.model.tokenizer import IncrementalDecoder
+
+
+class TextDecoder(Protocol):
+    """Turns tokens into text as they come."""
+
+    def push(self, token_id: int) -> str:
+        """Text that is complete with this token."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end."""
+        ...
+
+
+class PromptCodec(Protocol):
+    """The text side of a model."""
+
+    @property
+    def total_layers(self) -> int:
+        """Layers of the whole model."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        ...
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """The ids of a conversation, up to where the assistant begins. Raises `InvalidRequest`."""
+        ...
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """The ids of a raw prompt; text that looks like a control token is text. Raises `InvalidRequest`."""
+        ...
+
+    def decoder(self) -> TextDecoder:
+        """A fresh decoder for one answer."""
+        ...
+
+
+class ArtifactCodec:
+    """The codec of a real artifact: its own tokenizer and chat template."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+        self.total_layers = artifact.config.layers
+        self.vocabulary = artifact.config.vocabulary
+        self.end_ids = artifact.tokenizer.end_ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """See `PromptCodec.encode_chat`."""
+        return self._artifact.encode_chat(messages)
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """See `PromptCodec.encode_prompt`."""
+        return self._artifact.tokenizer.encode_prompt(prompt)
+
+    def decoder(self) -> TextDecoder:
+        """See `PromptCodec.decoder`."""
+        return IncrementalDecoder(self._artifact.tokenizer)

@@ -1,0 +1,130 @@
+"""The roles of one node, wired together over any network and clock: daemons and simulations run this same code (shell)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from tessella_p2p.base.clock import WallClock
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
+from tessella_p2p.dht.service import Discovery
+from tessella_p2p.entry.chain import EntryContext
+from tessella_p2p.entry.service import EntryService, ServedModel
+from tessella_p2p.ledger.blocking import RunBlocking
+from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.ledger.proof_log import ProofLog
+from tessella_p2p.net.network import Network
+from tessella_p2p.stages.hop_links import HopLinks
+from tessella_p2p.stages.service import StageService
+from tessella_p2p.wire.envelope import Sequencer
+from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.proofs import ProofWriter
+from tessella_p2p.worker.service import Offer, Worker
+from tessella_p2p.worker.stage_session import StageContext
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a node finds outside itself; a daemon and a simulation differ in nothing else.
+
+    Attributes:
+        rng: decisions that need no secrecy (gossip fan-out, refresh).
+        random_bytes: secrets: session ids and digest keys.
+        run_blocking: how the disk is waited for.
+        load: loads a range of layers; it must not block the event loop.
+    """
+
+    network: Network
+    key: NodeKey
+    clock: WallClock
+    sequencer: Sequencer
+    rng: random.Random
+    random_bytes: Callable[[int], bytes]
+    run_blocking: RunBlocking
+    proof_log: ProofLog
+    load: Callable[[LayerRange], Awaitable[StageService]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What a node is to be. ``offer`` is None for a node that is an entry only."""
+
+    model: ServedModel
+    orchestrator: PeerId | None
+    orchestrator_address: str | None
+    offer: Offer | None
+    bootstrap: Sequence[str] = ()
+    kademlia_enabled: bool = True
+    hop_timeout_s: float = HOP_TIMEOUT_S
+    checkpoint_s: float = CHECKPOINT_S
+
+
+class NodeRoles:
+    """Discovery, entry and worker of one node."""
+
+    def __init__(self, plan: NodePlan, around: Surroundings) -> None:
+        self.client: OrchestratorClient | None = None
+        if plan.orchestrator is not None:
+            self.client = OrchestratorClient(
+                around.network,
+                around.key,
+                around.clock,
+                around.sequencer,
+                plan.orchestrator,
+                plan.orchestrator_address,
+            )
+        pins = frozenset({plan.orchestrator} if plan.orchestrator is not None else ())
+        self.discovery = Discovery(
+            around.network,
+            around.clock,
+            around.rng,
+            pins=pins,
+            bootstrap=plan.bootstrap,
+            kademlia_enabled=plan.kademlia_enabled,
+        )
+        self._links = HopLinks(around.network)
+        self.entry = EntryService(
+            EntryContext(
+                network=around.network,
+                key=around.key,
+                clock=around.clock,
+                sequencer=around.sequencer,
+                links=self._links,
+                random_bytes=around.random_bytes,
+                hop_timeout_s=plan.hop_timeout_s,
+                checkpoint_s=plan.checkpoint_s,
+            ),
+            plan.model,
+            self.discovery,
+            self.client,
+        )
+        self.proofs = ProofWriter(
+            around.key, around.clock, around.sequencer, around.proof_log, self.client, around.run_blocking
+        )
+        self.worker: Worker | None = None
+        if plan.offer is not None and self.client is not None:
+            context = StageContext(
+                network=around.network,
+                key=around.key,
+                clock=around.clock,
+                sequencer=around.sequencer,
+                links=self._links,
+                proofs=self.proofs,
+                hop_timeout_s=plan.hop_timeout_s,
+                checkpoint_s=plan.checkpoint_s,
+            )
+            self.worker = Worker(context, plan.offer, self.client, self.discovery, self.proofs, around.load)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run every role until cancelled. Started means: serving; it does not wait for a peer or the orchestrator."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.discovery.run)
+            await nursery.start(self._links.run)
+            await nursery.start(self.entry.run)
+            if self.worker is not None:
+                await nursery.start(self.worker.run)
+            task_status.started()
