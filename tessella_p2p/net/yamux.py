@@ -1,0 +1,641 @@
+"""``/yamux/1.0.0``: many streams on one encrypted connection.
+
+Wire: https://github.com/hashicorp/yamux/blob/master/spec.md. A frame is 12 bytes of header (version, type, flags, stream, length) and,
+for DATA, ``length`` bytes. This side writes one frame into one Noise packet, so the other side decrypts once for each frame.
+
+    stream, as one side sees it            sends                    receives
+    ───────────────────────────            ─────                    ────────
+    open                                   DATA, WINDOW_UPDATE      DATA, WINDOW_UPDATE
+      send_eof() → half closed             FIN, WINDOW_UPDATE       DATA, WINDOW_UPDATE
+      FIN received → reads give the end    DATA                     WINDOW_UPDATE
+      both → forgotten                     –                        –
+      aclose() → lingering                 FIN                      DATA is answered with RST
+      reset(), RST received, connection    RST                      ignored
+        lost → broken
+
+Rules that py-libp2p's muxer does not keep and this one does: the receive window is enforced; a sender without credit waits (the caller
+owns the deadline); nothing is awaited between taking bytes from a buffer and giving them to the caller, or between sealing a frame
+and handing it to the socket, so a cancelled call neither loses bytes nor cuts a frame; every queue has a bound in ``base/limits.py``;
+whatever a peer sends gives a value or a `RemoteProtocolError` that ends this connection and no other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import structlog
+import trio
+
+from tessella_p2p.base.errors import LocalProtocolError, Overloaded, RemoteProtocolError, StreamReset, TessellaError
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import (
+    CLOSE_TIMEOUT_S,
+    CONNECTION_EXTRA_WINDOW_BYTES,
+    KIB,
+    MAX_STREAMS_PER_DIRECTION,
+    MAX_UNSENT_BYTES,
+    MAX_UNSENT_CONTROL_BYTES,
+    STREAM_WINDOW_BYTES,
+)
+
+log = structlog.get_logger(__name__)
+
+Buffer = bytes | bytearray | memoryview
+
+PROTOCOL_ID = "/yamux/1.0.0"
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+INITIAL_WINDOW_BYTES = 256 * KIB
+MAX_FRAME_DATA_BYTES = 65_535 - 16 - 12
+"""One frame with its header fills one Noise packet."""
+FRAMES_PER_SEND = 8
+SMALL_CHUNK_BYTES = 16 * KIB
+HEADER = struct.Struct("!BBHII")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """The header of a frame; DATA with ``length`` > 0 is followed by its bytes in one or more pieces."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    length: int
+
+
+class FrameParser:
+    """Cuts the bytes of a connection into headers and pieces of data; no I/O."""
+
+    def __init__(self) -> None:
+        self._partial = bytearray()
+        self._data_left = 0
+
+    def feed(self, packet: Buffer) -> Iterator[FrameHeader | memoryview]:
+        """Headers, and after a DATA header the pieces that add up to its length.
+
+        Raises:
+            RemoteProtocolError: another version, or an unknown type.
+        """
+        view = memoryview(packet)
+        while view:
+            if self._data_left:
+                piece = view[: self._data_left]
+                view = view[len(piece) :]
+                self._data_left -= len(piece)
+                yield piece
+                continue
+            missing = HEADER.size - len(self._partial)
+            self._partial += view[:missing]
+            view = view[missing:]
+            if len(self._partial) == HEADER.size:
+                version, kind, flags, stream_id, length = HEADER.unpack(self._partial)
+                self._partial.clear()
+                if version != 0 or kind > GO_AWAY:
+                    raise RemoteProtocolError(f"no yamux frame (version {version}, type {kind})")
+                if kind == DATA:
+                    self._data_left = length
+                yield FrameHeader(kind, flags, stream_id, length)
+
+
+class PacketChannel(Protocol):
+    """What the muxer needs of the encrypted session below."""
+
+    def seal(self, pieces: Sequence[Buffer]) -> bytearray:
+        """Encrypt pieces, each into a packet; the result must be sent in order."""
+        ...
+
+    def write_nowait(self, wire: Buffer) -> int:
+        """How much the socket took without waiting."""
+        ...
+
+    async def write_all(self, wire: Buffer) -> None:
+        """Send it all."""
+        ...
+
+    async def receive_packet(self) -> bytes:
+        """The next packet's plaintext."""
+        ...
+
+    async def close(self) -> None:
+        """Close the socket."""
+        ...
+
+
+class YamuxStream:
+    """One stream; implements `net.network.Stream`."""
+
+    def __init__(self, connection: YamuxConnection, stream_id: int) -> None:
+        self._connection = connection
+        self.stream_id = stream_id
+        self._chunks: deque[memoryview | bytearray] = deque()
+        self._head_offset = 0
+        self._receive_window = INITIAL_WINDOW_BYTES
+        self._consumed = 0
+        self._send_window = INITIAL_WINDOW_BYTES
+        self._eof_received = False
+        self._eof_sent = False
+        self._lingering = False
+        self._broken: str | None = None
+        self._readable: trio.Event | None = None
+        self._writable: trio.Event | None = None
+        self.extra_window = 0
+
+    @property
+    def peer(self) -> PeerId:
+        """Who is at the other end."""
+        return self._connection.peer
+
+    async def receive_some(self, max_bytes: int) -> bytes | bytearray | memoryview:
+        """See `net.network.Stream`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._chunks:
+            if self._lingering:
+                self._raise_broken()
+            if self._eof_received:
+                return b""
+            if self._broken is not None:
+                self._raise_broken()
+            if self._readable is not None:
+                raise LocalProtocolError("two tasks receive from one stream")
+            self._readable = trio.Event()
+            try:
+                await self._readable.wait()
+            finally:
+                self._readable = None
+        return self._take(max_bytes)
+
+    def _take(self, max_bytes: int) -> bytes | memoryview:
+        """Bytes from the front of the buffer; from here to the caller nothing is awaited."""
+        head = self._chunks[0]
+        end = min(len(head), self._head_offset + max_bytes)
+        part = head[self._head_offset : end]
+        if end == len(head):
+            self._chunks.popleft()
+            self._head_offset = 0
+        else:
+            self._head_offset = end
+        self._consumed += len(part)
+        if self._consumed >= (INITIAL_WINDOW_BYTES + self.extra_window) // 2 and not self._eof_received:
+            self._receive_window += self._consumed
+            self._connection.emit(WINDOW_UPDATE, 0, self.stream_id, self._consumed)
+            self._consumed = 0
+        return part if isinstance(part, memoryview) else bytes(part)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """See `net.network.Stream`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with memoryview(data) as source, source.cast("B") as view:
+            sent = 0
+            self._check_sendable()
+            while sent < len(view):
+                await self._credit()
+                await self._connection.room_to_send()
+                self._check_sendable()
+                pieces: list[Buffer] = []
+                while sent < len(view) and self._send_window and len(pieces) < FRAMES_PER_SEND:
+                    size = min(len(view) - sent, self._send_window, MAX_FRAME_DATA_BYTES)
+                    pieces.append(HEADER.pack(0, DATA, 0, self.stream_id, size) + view[sent : sent + size])
+                    self._send_window -= size
+                    sent += size
+                self._connection.put(pieces)
+                if sent < len(view):
+                    await trio.lowlevel.checkpoint()
+
+    async def _credit(self) -> None:
+        self._check_sendable()
+        while not self._send_window:
+            if self._writable is not None:
+                raise LocalProtocolError("two tasks send on one stream")
+            self._writable = trio.Event()
+            try:
+                await self._writable.wait()
+            finally:
+                self._writable = None
+            self._check_sendable()
+
+    def _check_sendable(self) -> None:
+        if self._broken is not None:
+            self._raise_broken()
+        if self._eof_sent:
+            raise StreamReset(f"the stream to {self.peer} is closed for sending")
+
+    def _raise_broken(self) -> NoReturn:
+        raise StreamReset(f"the stream to {self.peer} is gone: {self._broken or 'closed here'}")
+
+    async def send_eof(self) -> None:
+        """See `net.network.Stream`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._broken is not None:
+            self._raise_broken()
+        self._send_fin()
+
+    def _send_fin(self) -> None:
+        if self._eof_sent or self._broken is not None:
+            return
+        self._eof_sent = True
+        self._connection.emit(DATA, FIN, self.stream_id)
+        if self._writable is not None:
+            self._writable.set()
+        if self._eof_received:
+            self._connection.forget(self)
+
+    async def aclose(self) -> None:
+        """See `net.network.Stream`. Bytes that were not read are dropped, and a peer that goes on sending is told by a reset."""
+        self._send_fin()
+        self._lingering = True
+        if self._readable is not None:
+            self._readable.set()
+        if self._chunks:
+            self._chunks.clear()
+            self.reset_now("closed here with bytes unread")  # else a peer without credit would wait for ever
+        elif not self._eof_received and self._broken is None:
+            self._connection.linger(self)
+        await trio.lowlevel.checkpoint()
+
+    async def reset(self) -> None:
+        """See `net.network.Stream`."""
+        self.reset_now("reset here")
+        self._lingering = True  # whatever is buffered is not for reading any more
+        self._chunks.clear()
+        await trio.lowlevel.checkpoint()
+
+    def reset_now(self, reason: str) -> None:
+        """Break the stream and tell the peer."""
+        if self._broken is not None or (self._eof_sent and self._eof_received):
+            return
+        self._connection.emit(DATA, RST, self.stream_id)
+        self._connection.forget(self)
+        self.break_off(reason)
+
+    # Called by the connection.
+
+    def break_off(self, reason: str) -> None:
+        """The stream is over; whoever waits is told. What the peer had finished sending can still be read."""
+        if self._broken is None:
+            self._broken = reason
+        if not self._eof_received:
+            self._chunks.clear()
+        for event in (self._readable, self._writable):
+            if event is not None:
+                event.set()
+
+    def announce(self, length: int) -> None:
+        """A DATA frame of ``length`` bytes begins.
+
+        Raises:
+            RemoteProtocolError: it overruns the window, or follows the peer's own FIN.
+        """
+        if self._eof_received and length:
+            raise RemoteProtocolError("data after the end of a stream")
+        if length > self._receive_window:
+            raise RemoteProtocolError(f"{length} bytes overrun the receive window of {self._receive_window}")
+        self._receive_window -= length
+
+    def deliver(self, piece: memoryview) -> None:
+        """Bytes of an announced frame arrived."""
+        if self._lingering:
+            self.reset_now("closed here, and the peer went on sending")
+        if self._broken is not None:
+            return
+        if len(piece) >= SMALL_CHUNK_BYTES:
+            self._chunks.append(piece)
+        else:
+            # Small pieces are copied together: kept as they are, each would pin the whole packet it came in.
+            last = self._chunks[-1] if self._chunks else None
+            if isinstance(last, bytearray) and len(last) < SMALL_CHUNK_BYTES:
+                last += piece
+            else:
+                self._chunks.append(bytearray(piece))
+        if self._readable is not None:
+            self._readable.set()
+
+    def end_received(self) -> None:
+        """The peer sent FIN."""
+        self._eof_received = True
+        if self._readable is not None:
+            self._readable.set()
+        if self._eof_sent:
+            self._connection.forget(self)
+
+    def add_credit(self, length: int) -> None:
+        """The peer granted ``length`` more bytes.
+
+        Raises:
+            RemoteProtocolError: credit beyond 2³² − 1.
+        """
+        if self._send_window + length > 0xFFFF_FFFF:
+            raise RemoteProtocolError("a window beyond 2^32 - 1 bytes")
+        self._send_window += length
+        if self._writable is not None and self._send_window:
+            self._writable.set()
+
+    def grant_extra(self, size_bytes: int) -> None:
+        """Widen the receive window; the connection tells the peer."""
+        self.extra_window = size_bytes
+        self._receive_window += size_bytes
+
+
+class YamuxConnection:
+    """All streams to one peer on one encrypted connection.
+
+    Args:
+        channel: the encrypted session; owned and closed by this object.
+        peer: who is at its other end.
+        is_initiator: whether this side dialled; it gets the odd stream ids.
+    """
+
+    def __init__(self, channel: PacketChannel, peer: PeerId, *, is_initiator: bool) -> None:
+        self.peer = peer
+        self.is_initiator = is_initiator
+        self.closed = trio.Event()
+        """Set when the connection is over; every stream is broken by then."""
+        self.reason = ""
+        self._channel = channel
+        self._parser = FrameParser()
+        self._receiving: YamuxStream | None = None
+        self._header = FrameHeader(PING, 0, 0, 0)
+        self._frame_left = 0
+        self._streams: dict[int, YamuxStream] = {}
+        self._lingering: OrderedDict[int, YamuxStream] = OrderedDict()
+        self._next_id = 1 if is_initiator else 2
+        self._last_remote_id = 0
+        self._extra_left = CONNECTION_EXTRA_WINDOW_BYTES
+        self._accept_send, self._accept_receive = trio.open_memory_channel[YamuxStream](MAX_STREAMS_PER_DIRECTION)
+        self._unsent: deque[Buffer] = deque()
+        self._unsent_wire: Buffer = b""
+        self._unsent_bytes = 0
+        self._unsent_control_bytes = 0
+        self._writing = False
+        self._to_write = trio.Event()
+        self._drained: trio.Event | None = None
+        self._scope = trio.CancelScope()
+
+    # ---- Streams
+
+    def open_stream(self) -> YamuxStream:
+        """A new stream; usable at once.
+
+        Raises:
+            StreamReset: the connection is gone.
+            Overloaded: `MAX_STREAMS_PER_DIRECTION` are open.
+        """
+        self._check_open()
+        if self._count(own=True) >= MAX_STREAMS_PER_DIRECTION:
+            raise Overloaded(
+                f"{MAX_STREAMS_PER_DIRECTION} streams to {self.peer} are open; reuse streams or close some"
+            )
+        stream = YamuxStream(self, self._next_id)
+        self._next_id += 2
+        self._streams[stream.stream_id] = stream
+        self._introduce(stream, SYN)
+        return stream
+
+    async def accept_stream(self) -> YamuxStream:
+        """The next stream that the peer opened.
+
+        Raises:
+            StreamReset: the connection is gone.
+        """
+        try:
+            return await self._accept_receive.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError) as error:
+            raise StreamReset(f"the connection to {self.peer} is gone: {self.reason}") from error
+
+    @property
+    def num_streams(self) -> int:
+        """Open streams of both directions, lingering ones included."""
+        return len(self._streams)
+
+    def _count(self, *, own: bool) -> int:
+        return sum(
+            1 for sid in self._streams if (sid % 2 == 1) == (self.is_initiator == own) and sid not in self._lingering
+        )
+
+    def _introduce(self, stream: YamuxStream, flag: int) -> None:
+        extra = min(STREAM_WINDOW_BYTES - INITIAL_WINDOW_BYTES, self._extra_left)
+        self._extra_left -= extra
+        stream.grant_extra(extra)
+        self.emit(WINDOW_UPDATE, flag, stream.stream_id, extra)
+
+    def forget(self, stream: YamuxStream) -> None:
+        """Both ends are done with the stream."""
+        if self._streams.pop(stream.stream_id, None) is not None:
+            self._extra_left += stream.extra_window
+        self._lingering.pop(stream.stream_id, None)
+
+    def linger(self, stream: YamuxStream) -> None:
+        """The stream is closed here and waits for the peer's end; the longest waiting one is reset beyond a bound."""
+        if stream.stream_id not in self._streams:
+            return
+        self._lingering[stream.stream_id] = stream
+        if len(self._lingering) > MAX_STREAMS_PER_DIRECTION:
+            next(iter(self._lingering.values())).reset_now("closed here, and the peer never ended it")
+
+    # ---- Sending
+
+    def emit(self, kind: int, flags: int, stream_id: int, length: int = 0) -> None:
+        """Queue a frame without data; on a connection that is gone it goes nowhere, and the streams have been told already."""
+        if self.closed.is_set():
+            return
+        if self._blocked:
+            self._unsent_control_bytes += HEADER.size
+        try:
+            self.put([HEADER.pack(0, kind, flags, stream_id, length)])
+        except StreamReset as error:
+            self.abort(str(error))
+
+    @property
+    def _blocked(self) -> bool:
+        return self._writing or bool(self._unsent) or bool(self._unsent_wire)
+
+    def put(self, pieces: list[Buffer]) -> None:
+        """Send frames, each whole or not at all, in order: at once where the socket takes them, else by the writer task.
+
+        Raises:
+            StreamReset: the connection is gone.
+        """
+        self._check_open()
+        if self._blocked:
+            self._unsent.extend(pieces)
+            self._unsent_bytes += sum(map(len, pieces))
+            return
+        wire = self._channel.seal(pieces)
+        taken = self._channel.write_nowait(wire)
+        if taken < len(wire):
+            self._unsent_wire = memoryview(wire)[taken:]
+            self._unsent_bytes += len(wire) - taken
+            self._to_write.set()
+
+    async def room_to_send(self) -> None:
+        """Wait while `MAX_UNSENT_BYTES` wait behind the socket."""
+        while self._unsent_bytes >= MAX_UNSENT_BYTES:
+            self._check_open()
+            if self._drained is None:
+                self._drained = trio.Event()
+            await self._drained.wait()
+
+    async def _write(self) -> None:
+        while True:
+            await self._to_write.wait()
+            self._writing = True
+            while self._unsent_wire or self._unsent:
+                if not self._unsent_wire:
+                    count = min(len(self._unsent), 4 * FRAMES_PER_SEND)
+                    self._unsent_wire = self._channel.seal([self._unsent.popleft() for _ in range(count)])
+                wire = self._unsent_wire
+                await self._channel.write_all(wire)
+                self._unsent_wire = b""
+                self._account()
+            self._writing = False
+            self._to_write = trio.Event()
+
+    def _account(self) -> None:
+        self._unsent_bytes = sum(map(len, self._unsent))
+        if not self._unsent:
+            self._unsent_control_bytes = 0
+        if self._drained is not None and self._unsent_bytes < MAX_UNSENT_BYTES:
+            self._drained.set()
+            self._drained = None
+
+    # ---- Receiving
+
+    def receive(self, packet: Buffer) -> None:
+        """Act on the plaintext of one packet; answers go through `put`.
+
+        Raises:
+            RemoteProtocolError: the peer broke a rule.
+        """
+        for item in self._parser.feed(packet):
+            if isinstance(item, FrameHeader):
+                self._on_header(item)
+            else:
+                if self._receiving is not None:
+                    self._receiving.deliver(item)
+                self._frame_left -= len(item)
+                if not self._frame_left:
+                    self._on_flags(self._header, self._receiving)
+        if self._unsent_control_bytes > MAX_UNSENT_CONTROL_BYTES:
+            raise RemoteProtocolError("the peer asks for answers faster than it takes them")
+
+    def _on_header(self, header: FrameHeader) -> None:
+        if header.kind == PING:
+            if header.flags & SYN:
+                self.emit(PING, ACK, 0, header.length)
+            return
+        if header.kind == GO_AWAY:
+            raise StreamReset(f"the peer said good-bye (code {header.length})")
+        stream = self._accept(header) if header.flags & SYN else self._streams.get(header.stream_id)
+        if header.kind == WINDOW_UPDATE:
+            if stream is not None:
+                stream.add_credit(header.length)
+        else:
+            if stream is not None:
+                stream.announce(header.length)
+            elif header.length > STREAM_WINDOW_BYTES:
+                raise RemoteProtocolError(f"{header.length} bytes for a stream that is not open")
+            if header.length:
+                self._header, self._receiving, self._frame_left = header, stream, header.length
+                return
+        self._on_flags(header, stream)
+
+    def _accept(self, header: FrameHeader) -> YamuxStream | None:
+        """A stream that the peer opens; None when it may not have another."""
+        stream_id = header.stream_id
+        if stream_id <= self._last_remote_id or (stream_id % 2 == 1) == self.is_initiator:
+            raise RemoteProtocolError(f"stream id {stream_id} is not the peer's next one")
+        self._last_remote_id = stream_id
+        if self._count(own=False) >= MAX_STREAMS_PER_DIRECTION:
+            log.info("stream_refused", peer=self.peer, open=MAX_STREAMS_PER_DIRECTION)
+            self.emit(WINDOW_UPDATE, RST, stream_id)
+            return None
+        stream = YamuxStream(self, stream_id)
+        try:
+            self._accept_send.send_nowait(stream)
+        except trio.WouldBlock:
+            self.emit(WINDOW_UPDATE, RST, stream_id)
+            return None
+        self._streams[stream_id] = stream
+        self._introduce(stream, ACK)
+        return stream
+
+    def _on_flags(self, header: FrameHeader, stream: YamuxStream | None) -> None:
+        self._receiving = None
+        if stream is None:
+            return
+        if header.flags & RST:
+            self.forget(stream)
+            stream.break_off("reset by the peer")
+        elif header.flags & FIN:
+            stream.end_received()
+
+    # ---- Life
+
+    async def run(self, unread: Buffer = b"") -> None:
+        """Serve the connection until it ends, whoever ends it; never raises because of the peer.
+
+        Args:
+            unread: plaintext that was received before, while the muxer was negotiated.
+        """
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._guarded, self._read, unread)
+                    nursery.start_soon(self._guarded, self._write)
+        finally:
+            self.abort("closed here")
+            with trio.CancelScope(shield=True):
+                await self._channel.close()
+
+    async def _guarded(self, task: Callable[..., Awaitable[None]], *args: Buffer) -> None:
+        try:
+            await task(*args)
+        except StreamReset as error:
+            self.abort(str(error))
+        except TessellaError as error:
+            log.warning("connection_dropped", peer=self.peer, error=error.code, reason=str(error))
+            self.abort(str(error))
+        except Exception:  # our own bug must end this connection, not the node that holds a thousand others
+            log.exception("connection_failed", peer=self.peer)
+            self.abort("an error in this node's muxer")
+
+    async def _read(self, unread: Buffer) -> None:
+        self.receive(unread)
+        while True:
+            self.receive(await self._channel.receive_packet())
+
+    async def close(self) -> None:
+        """Say good-bye, give what is queued a moment to leave, and end the connection. Cancellation ends it at once."""
+        try:
+            if not self.closed.is_set():
+                self.emit(GO_AWAY, 0, 0, 0)
+                with trio.move_on_after(CLOSE_TIMEOUT_S):
+                    while self._blocked and not self.closed.is_set():
+                        if self._drained is None:
+                            self._drained = trio.Event()
+                        await self._drained.wait()
+        finally:
+            self.abort("closed here")
+
+    def abort(self, reason: str) -> None:
+        """End the connection now; every stream is broken with ``reason``."""
+        if self.closed.is_set():
+            return
+        self.reason = reason
+        self.closed.set()
+        for stream in list(self._streams.values()):
+            stream.break_off(f"the connection is gone ({reason})")
+        self._streams.clear()
+        self._lingering.clear()
+        self._unsent.clear()
+        self._accept_send.close()
+        if self._drained is not None:
+            self._drained.set()
+        self._scope.cancel()
+
+    def _check_open(self) -> None:
+        if self.closed.is_set():
+            raise StreamReset(f"the connection to {self.peer} is gone: {self.reason}")
