@@ -1,0 +1,176 @@
+"""The objects that answers are made of, and their JSON; pure.
+
+Typed dicts, not validated models: what goes out is built here, so mypy checks its shape, and a chunk costs no more than its JSON.
+``docs/protocols/http.md`` says which client needs which field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from pydantic_core import to_json
+
+from tessella_p2p.entry.api import Finished
+
+FinishReason = Literal["stop", "length"]
+DONE = b"data: [DONE]\n\n"
+"""The last event of a stream, also of a failed one."""
+PING = b": ping\n\n"
+"""A comment: clients skip it, and a dead client's connection breaks on it."""
+
+
+class Usage(TypedDict):
+    """Counts of tokens; the end token is not one of them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Timings(TypedDict):
+    """What the entry measured."""
+
+    ttft_ms: float
+    tokens_per_s: float
+
+
+class Hop(TypedDict):
+    """One stage of the route; ``layers`` is half-open."""
+
+    peer_id: str
+    layers: tuple[int, int]
+    hop_ms: float
+    compute_ms: float
+
+
+class Extension(TypedDict):
+    """What Tessella tells beyond OpenAI's fields: which peers did the work, for which tokens, and how it was paid."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
+    route: list[Hop]
+    tier: str
+    paid: bool
+    timings: Timings
+
+
+class Message(TypedDict):
+    """The assistant's turn."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class Choice(TypedDict):
+    """One answer; there is one, since ``n`` is 1."""
+
+    index: int
+    message: Message
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(TypedDict):
+    """A whole chat answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    tessella: Extension
+
+
+class ChoiceDelta(TypedDict):
+    """What a chunk adds: the role in the first one, text after it, and nothing (``{}``) in the last."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChunkChoice(TypedDict):
+    """``finish_reason`` is null until the last chunk."""
+
+    index: int
+    delta: ChoiceDelta
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(TypedDict):
+    """One event of a streamed chat answer. ``usage`` is there only where the client asked for it: null, and last the counts."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: NotRequired[Usage | None]
+    tessella: NotRequired[Extension]
+
+
+class Generated(TypedDict):
+    """A whole answer of ``/v1/generate``."""
+
+    id: str
+    object: Literal["tessella.generation"]
+    created: int
+    model: str
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    tessella: Extension
+
+
+class GeneratedChunk(TypedDict):
+    """One event of a streamed ``/v1/generate``; the last one has the reason, the usage and the extension."""
+
+    id: str
+    object: Literal["tessella.generation.chunk"]
+    created: int
+    model: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    usage: NotRequired[Usage]
+    tessella: NotRequired[Extension]
+
+
+def encoded(value: Any) -> bytes:
+    """UTF-8 JSON; a number that JSON cannot say is null."""
+    return to_json(value, inf_nan_mode="null")
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encoded(value) + b"\n\n"
+
+
+def usage_of(finished: Finished) -> Usage:
+    """The counts of a generation."""
+    prompt, answer = len(finished.prompt_ids), len(finished.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+def extension_of(finished: Finished) -> Extension:
+    """The ``tessella`` object of a generation."""
+    return {
+        "request_id": finished.request_id,
+        "token_ids": finished.token_ids,
+        "prompt_ids": finished.prompt_ids,
+        "route": [
+            {
+                "peer_id": hop.peer_id,
+                "layers": hop.layers.as_tuple(),
+                "hop_ms": hop.hop_ms,
+                "compute_ms": hop.compute_ms,
+            }
+            for hop in finished.route
+        ],
+        "tier": finished.tier,
+        "paid": finished.paid,
+        "timings": {"ttft_ms": finished.ttft_ms, "tokens_per_s": finished.tokens_per_s},
+    }

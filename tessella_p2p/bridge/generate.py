@@ -1,0 +1,91 @@
+"""``POST /v1/generate``: a prompt as it stands, text or token ids; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tessella_p2p.base.errors import InvalidRequest, NoRoute
+from tessella_p2p.bridge.answering import Reading
+from tessella_p2p.bridge.answers import Generated, GeneratedChunk, encoded, event, extension_of, usage_of
+from tessella_p2p.bridge.openai_models import generate_body
+from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, Prepared
+
+
+def read_generate(body: bytes, models: Sequence[str]) -> Reading:
+    """Read a request for ``/v1/generate``; ``models`` are those that are served now: a lone one need not be named.
+
+    Raises:
+        InvalidRequest: with the field at fault as ``param``.
+        NoRoute: no model was named, and none is served.
+    """
+    asked = generate_body(body)
+    request = GenerateRequest(
+        model=asked.model if asked.model is not None else _lone_model(models),
+        prompt=asked.prompt,
+        prompt_ids=asked.prompt_ids or None,
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature if asked.temperature is not None else 0.0,
+        seed=asked.unsigned_seed(),
+        stop=asked.stop,
+    )
+    return Reading(request, bool(asked.stream), GenerateDialect)
+
+
+def _lone_model(models: Sequence[str]) -> str:
+    if not models:
+        raise NoRoute("no model has a complete route of ready stages right now")
+    if len(models) > 1:
+        raise InvalidRequest(f"model: several are served here, name one of {', '.join(models)}", "model")
+    return models[0]
+
+
+class GenerateDialect:
+    """Says one generation in this node's own words."""
+
+    def __init__(self, prepared: Prepared, created: int) -> None:
+        self._id = f"gen-{prepared.request_id}"
+        self._model = prepared.model
+        self._created = created
+
+    def first(self) -> bytes:
+        """Nothing opens the stream."""
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        """New text and tokens; a chunk may hold tokens whose text is still held back."""
+        return event(self._chunk(delta.text, delta.token_ids))
+
+    def last(self, finished: Finished) -> bytes:
+        """The chunk with the reason, the usage and the extension."""
+        chunk: GeneratedChunk = {
+            **self._chunk("", ()),
+            "finish_reason": finished.reason,
+            "usage": usage_of(finished),
+            "tessella": extension_of(finished),
+        }
+        return event(chunk)
+
+    def whole(self, text: str, finished: Finished) -> bytes:
+        """The answer in one piece."""
+        generated: Generated = {
+            "id": self._id,
+            "object": "tessella.generation",
+            "created": self._created,
+            "model": self._model,
+            "text": text,
+            "finish_reason": finished.reason,
+            "usage": usage_of(finished),
+            "tessella": extension_of(finished),
+        }
+        return encoded(generated)
+
+    def _chunk(self, text: str, token_ids: tuple[int, ...]) -> GeneratedChunk:
+        return {
+            "id": self._id,
+            "object": "tessella.generation.chunk",
+            "created": self._created,
+            "model": self._model,
+            "text": text,
+            "token_ids": token_ids,
+            "finish_reason": None,
+        }

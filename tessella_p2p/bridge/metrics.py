@@ -1,0 +1,99 @@
+"""What the bridge counts, and the node's own numbers at the moment of a scrape. Each app has a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tessella_p2p.base.errors import TessellaError
+from tessella_p2p.bridge.node_view import NodeView
+from tessella_p2p.entry.api import Finished
+
+_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+
+
+class BridgeMetrics:
+    """Counters of one app. Labels come from fixed sets, so that no request can make new series."""
+
+    def __init__(self, node: NodeView) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "tessella_http_requests", "HTTP requests answered", ("method", "route", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "tessella_http_request_seconds", "From head to end", ("route",), registry=registry, buckets=_SECONDS
+        )
+        self._generating = Gauge("tessella_generations_in_flight", "Generations in flight", registry=registry)
+        self._generations = Counter(
+            "tessella_generations", "Generations, by how they ended", ("outcome",), registry=registry
+        )
+        self._tokens = Counter("tessella_tokens", "Tokens read and sampled", ("kind",), registry=registry)
+        self._ttft = Histogram("tessella_ttft_seconds", "Time to the first token", registry=registry, buckets=_SECONDS)
+        registry.register(_NodeCollector(node))
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    @contextmanager
+    def generating(self) -> Iterator[Callable[[Finished], None]]:
+        """Count one generation; call what it gives when the generation has finished."""
+        finished = False
+
+        def outcome(end: Finished) -> None:
+            nonlocal finished
+            finished = True
+            self._generations.labels(end.reason).inc()
+            self._tokens.labels("prompt").inc(len(end.prompt_ids))
+            self._tokens.labels("answer").inc(len(end.token_ids))
+            self._ttft.observe(end.ttft_ms / 1000)
+
+        self._generating.inc()
+        try:
+            yield outcome
+        except TessellaError as error:
+            self.failed(error.code)
+            raise
+        except (Exception, trio.Cancelled):
+            self.failed("aborted")
+            raise
+        finally:
+            self._generating.dec()
+
+    def failed(self, code: str) -> None:
+        """Count a generation that an error ended."""
+        self._generations.labels(code).inc()
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _NodeCollector(Collector):
+    def __init__(self, node: NodeView) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._node.status()
+        yield GaugeMetricFamily("tessella_queue_depth", "Steps that wait on this node", status.queue_depth)
+        yield GaugeMetricFamily("tessella_hop_bodies_in_flight", "Hop bodies being read", status.hop_bodies_in_flight)
+        yield GaugeMetricFamily("tessella_layers", "Layers this node serves", sum(map(len, status.layer_ranges)))
+        yield GaugeMetricFamily("tessella_device_healthy", "1 while the device computes", int(status.device.healthy))
+        yield GaugeMetricFamily(
+            "tessella_orchestrator_reachable", "1 while the orchestrator answers", int(status.orchestrator.reachable)
+        )
+        yield CounterMetricFamily(
+            "tessella_peer_failures", "Failures of peers, as this node met them", sum(status.peer_failures.values())
+        )
+        if status.credits is not None:
+            yield GaugeMetricFamily("tessella_micro_credits", "Balance last told", status.credits.micro_credits)
+        proofs = GaugeMetricFamily("tessella_proofs", "Proofs of this node, by state", labels=("state",))
+        for state in ("open", "pending", "settled", "held", "refused"):
+            proofs.add_metric((state,), getattr(status.proofs, state))
+        yield proofs
