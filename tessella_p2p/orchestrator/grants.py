@@ -1,0 +1,136 @@
+"""May a request start, and at which tier: the ticket, minted in the same round trip.
+
+A tier is a priority when the mesh is busy, not a wallet: the balance of the requester decides it, and nothing is taken off the balance.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessella_p2p.base.errors import InvalidRequest, Overloaded, UnknownModel
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import (
+    GRANT_BURST,
+    GRANT_RATE_PER_S,
+    MAX_POSITIONS,
+    MAX_REQUESTERS,
+    MICRO_PER_CREDIT,
+    TICKET_OPEN_S,
+    TICKET_SETTLE_S,
+    VIP_ABOVE_CREDITS,
+)
+from tessella_p2p.orchestrator.terms import ServedModel
+from tessella_p2p.wire.envelope import seal
+from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.wire.messages import TICKET, Granted, SessionGrant, Ticket, Tier
+
+_OPEN_MS = int(TICKET_OPEN_S * 1000)
+_SETTLE_MS = int(TICKET_SETTLE_S * 1000)
+
+
+def tier_of(micro_credits: int) -> Tier:
+    """The tier of a balance (manual, section 06)."""
+    if micro_credits > VIP_ABOVE_CREDITS * MICRO_PER_CREDIT:
+        return "VIP"
+    return "Standard" if micro_credits > 0 else "Leech"
+
+
+@dataclass(frozen=True, slots=True)
+class GrantTerms:
+    """How many grants one requester gets, and how long one answer may become.
+
+    Attributes:
+        rate_per_s, burst: so many at once, then so many a second.
+        max_positions: the most positions that a ticket authorises.
+    """
+
+    rate_per_s: int = GRANT_RATE_PER_S
+    burst: int = GRANT_BURST
+    max_positions: int = MAX_POSITIONS
+
+
+class Grants:
+    """Mints tickets, at a bounded rate per requester.
+
+    Args:
+        key: signs the tickets.
+        models: what may be served.
+        terms: the bounds.
+        max_requesters: how many requesters' rates are remembered.
+    """
+
+    def __init__(
+        self,
+        key: NodeKey,
+        models: Sequence[ServedModel],
+        terms: GrantTerms | None = None,
+        max_requesters: int = MAX_REQUESTERS,
+    ) -> None:
+        self._key = key
+        self._models = {model.manifest_root: model for model in models}
+        self._terms = terms or GrantTerms()
+        self._max_requesters = max_requesters
+        # Per requester: when its bucket was looked at last, and what was in it, in thousandths of a grant.
+        self._buckets: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
+
+    def grant(
+        self, requester: PeerId, request: SessionGrant, *, micro_credits: int, sequence: int, now_ms: int
+    ) -> Granted:
+        """The answer to a verified request.
+
+        Args:
+            requester: who signed it; the ticket is good for chains that the same peer opens.
+            request: what is to start.
+            micro_credits: the requester's balance.
+            sequence: of the ticket's envelope.
+            now_ms: the time, Unix milliseconds.
+
+        Raises:
+            UnknownModel: the model or the recipe is not served here.
+            InvalidRequest: no positions, or more than a ticket may have.
+            Overloaded: more grants than the rate allows.
+        """
+        model = self._models.get(request.manifest_root)
+        if model is None or model.model_id != request.model_id or request.recipe not in model.recipes:
+            raise UnknownModel(f"{request.model_id} with recipe {request.recipe} is not served here")
+        if not 0 < request.max_positions <= self._terms.max_positions:
+            raise InvalidRequest(f"a ticket is for 1 to {self._terms.max_positions} positions", param="max_positions")
+        self._take(requester, now_ms)
+        tier = tier_of(micro_credits)
+        ticket = Ticket(
+            request_id=request.request_id,
+            requester=requester,
+            manifest_root=request.manifest_root,
+            recipe=request.recipe,
+            tier=tier,
+            max_positions=request.max_positions,
+            open_before=now_ms + _OPEN_MS,
+            settle_before=now_ms + _OPEN_MS + _SETTLE_MS,
+        )
+        sealed = seal(self._key, TICKET, ticket, sequence=sequence, now_ms=now_ms, ttl_ms=_OPEN_MS)
+        return Granted(tier=tier, ticket=sealed)
+
+    def _take(self, requester: PeerId, now_ms: int) -> None:
+        """Take one grant out of the requester's bucket, or refuse."""
+        full = self._terms.burst * 1000
+        at, left = self._buckets.get(requester, (now_ms, full))
+        left = min(full, left + max(0, now_ms - at) * self._terms.rate_per_s)
+        if left < 1000:
+            raise Overloaded(f"{requester} asks for more than {self._terms.rate_per_s} grants a second: wait")
+        if requester not in self._buckets:
+            self._make_room(now_ms)
+        self._buckets[requester] = (now_ms, left - 1000)
+        self._buckets.move_to_end(requester)
+
+    def _make_room(self, now_ms: int) -> None:
+        """Forget whoever was not seen for so long that its bucket is full again: forgetting it changes nothing."""
+        refill_ms = self._terms.burst * 1000 // self._terms.rate_per_s
+        while self._buckets:
+            oldest, (at, _) = next(iter(self._buckets.items()))
+            if now_ms - at < refill_ms:
+                break
+            del self._buckets[oldest]
+        if len(self._buckets) >= self._max_requesters:
+            raise Overloaded("too many requesters at once: try again later")
