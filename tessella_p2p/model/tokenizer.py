@@ -267,7 +267,7 @@ def _read_vocabulary(metadata: Mapping[str, object], source: str) -> _Vocabulary
         pre=pre,
         tokens=tokens,
         kinds=kinds,
-        merges=_merges(metadata, frozenset(tokens), source),
+        merges=_merges(metadata, source),
         bos_id=named["tokenizer.ggml.bos_token_id"],
         eos_id=named["tokenizer.ggml.eos_token_id"],
         end_ids=frozenset(i for i in (named[key] for key in _END_KEYS) if i is not None),
@@ -291,23 +291,18 @@ def _token_id(metadata: Mapping[str, object], key: str, vocabulary: int, source:
     return value
 
 
-def _merges(metadata: Mapping[str, object], tokens: frozenset[str], source: str) -> list[tuple[str, str]]:
-    merges: list[tuple[str, str]] = []
-    for number, merge in enumerate(_strings(metadata, "tokenizer.ggml.merges", source)):
-        left, _, right = merge.partition(" ")
-        if left not in tokens or right not in tokens or left + right not in tokens:
-            raise ArtifactError(
-                f"{source}: merge {number} ({merge[:80]!r}) names a token that is not in the vocabulary"
-            )
-        merges.append((left, right))
-    return merges
+def _merges(metadata: Mapping[str, object], source: str) -> list[tuple[str, str]]:
+    pairs = [merge.partition(" ") for merge in _strings(metadata, "tokenizer.ggml.merges", source)]
+    if len(pairs) > MAX_VOCABULARY:
+        raise ArtifactError(f"{source}: {len(pairs)} merges; {MAX_VOCABULARY} are accepted")
+    return [(left, right) for left, _, right in pairs]
 
 
 def _build_bpe(data: _Vocabulary) -> tokenizers.Tokenizer:
     vocabulary = {token: i for i, token in enumerate(data.tokens)}
     try:
         bpe = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=data.merges))
-    except Exception as error:
+    except Exception as error:  # the library raises bare Exception, for a merge of unknown tokens and the like
         raise ArtifactError(f"{data.source}: the tokenizer cannot be built: {error}") from error
     bpe.pre_tokenizer = _PRE_TOKENIZERS[data.pre]()
     return bpe
