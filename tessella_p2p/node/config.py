@@ -1,0 +1,362 @@
+"""The configuration of each role: the manual's keys, sections and variables (sections 02 and 09), and ours beside them."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self, TypeVar
+
+import platformdirs
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
+
+from tessella_p2p.base.errors import ConfigurationError
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, MAX_ADDRESSES, MAX_POSITIONS, MAX_STAGES
+from tessella_p2p.node import settings
+from tessella_p2p.node.peer_address import (
+    PeerAddress,
+    check_peer_id,
+    parse_orchestrator,
+    parse_peer_address,
+)
+from tessella_p2p.node.settings import Given, Settings, Spelling
+from tessella_p2p.weights.catalog import SMOLLM2_135M_INSTRUCT
+from tessella_p2p.weights.store import default_models_dir
+
+MIN_CLAIM_MB = 256
+"""The manual's hard floor of a claim."""
+EVERY_HOST = "0.0.0.0"  # noqa: S104 - peers have to reach a node; its HTTP API is local unless a setting says otherwise
+_MAX_CLAIM_MB = 1 << 24
+_CERTIFIED_THREADS = 2
+"""With more threads than this nobody has measured that the bits stay the same."""
+
+_WORKER = Spelling(sections=("worker",))
+_GPU = Spelling(sections=("gpu",))
+_EITHER = Spelling(sections=("", "worker"))
+"""The manual's optional keys: it does not say where they stand."""
+_FLAG_ONLY = Spelling(only="flag", hidden=True)
+
+
+NOT_SUPPORTED: Final[Mapping[str, tuple[object, str]]] = {
+    "oom_streak": (3, "out-of-memory failures are not counted"),
+    "streak_window_secs": (30.0, "out-of-memory failures are not counted"),
+    "public_api_port": (None, "no API address is announced"),
+    "public_api_url": (None, "no API address is announced"),
+    "quantization": (None, 'weights are kept as the recipe says, and recipe = "int4" is the small one'),
+    "canary_mode": ("off", "there are no audits that a canary would serve"),
+    "model_cache_prune": ("off", "a stage maps its layers out of one local file, so there are no shards to delete"),
+    "registration_grace_secs": (None, "a node that is not registered is an entry, and retries for ever"),
+    "allow_private_addrs": (True, "private addresses are announced and dialled like any other"),
+    "callback_allowed_hosts": ((), "tokens go back over the peer's authenticated stream, to no HTTP host"),
+}
+"""Keys of the manual whose behaviour does not exist yet: the one value that is accepted, and what holds instead."""
+
+
+# ---- Types of settings: what TOML, a variable and a flag may hold for each ----
+
+
+def _no_bool(value: object) -> object:
+    """``true`` is no number, though Python says it is 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is expected")
+    return value
+
+
+def _listed(value: object) -> object:
+    """A list out of a variable or a flag is comma-separated."""
+    if isinstance(value, str):
+        return tuple(part for part in (part.strip() for part in value.split(",")) if part)
+    return value
+
+
+def _as_layers(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value if value.startswith("[") else f"[{value}]")
+        except ValueError:
+            value = None
+    if not (isinstance(value, list | tuple) and len(value) == 2 and all(type(edge) is int for edge in value)):
+        raise ValueError("two layer numbers are expected, START,END, of which the second is not included")
+    return LayerRange(*value)
+
+
+def _as_path(value: object) -> object:
+    if isinstance(value, str):
+        if not value or "\0" in value:
+            raise ValueError("a path is expected")
+        return Path(value).expanduser()
+    return value
+
+
+def _as_ip(value: str) -> str:
+    return str(ipaddress.ip_address(value))
+
+
+def _as_peer_id(value: str) -> PeerId:
+    try:
+        return check_peer_id(value)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+
+
+def _as_pinned(value: str) -> str:
+    try:
+        return parse_peer_address(value).multiaddr
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+
+
+Whole = Annotated[int, BeforeValidator(_no_bool)]
+Port = Annotated[Whole, Field(ge=0, le=65_535)]
+Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86_400, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+FilePath = Annotated[Path, BeforeValidator(_as_path)]
+IpAddress = Annotated[str, AfterValidator(_as_ip)]
+PinnedAddress = Annotated[str, AfterValidator(_as_pinned)]
+PeerIdText = Annotated[PeerId, AfterValidator(_as_peer_id)]
+
+
+# ---- Settings that several roles have, under their own sections ----
+
+P2pHost = Annotated[IpAddress, Field(description="the address that peers reach this node on; 0.0.0.0 is every one")]
+P2pPort = Annotated[Port, Field(description="the TCP port for peers; 0 takes a free one")]
+DataDir = Annotated[FilePath, Field(description="the folder of this node's journal and databases")]
+ModelsDir = Annotated[FilePath, Field(description="the folder of pulled models")]
+RecipeName = Annotated[Literal["f32", "int4"], Field(description="f32 is exact, int4 is fast; a mesh has one of them")]
+MaxPositions = Annotated[
+    Whole,
+    Field(ge=1, le=MAX_POSITIONS, description="the longest session, prompt and answer; else the model's own limit"),
+]
+
+
+def _default_data_dir(role: str) -> Path:
+    return platformdirs.user_data_path("tessella-p2p", appauthor=False) / role
+
+
+def _default_threads() -> int:
+    return min(_CERTIFIED_THREADS, os.cpu_count() or 1)
+
+
+class RoleConfig(Settings):
+    """What every role has."""
+
+    keypair_path: Annotated[FilePath, Field(description="the Ed25519 key file that is this node's identity")]
+    public_ip: Annotated[
+        IpAddress | None, _EITHER, Field(description="the address that a NAT rule maps to this machine")
+    ] = None
+    public_p2p_port: Annotated[
+        Port | None, _EITHER, Field(description="the public port that a NAT rule maps to p2p_port")
+    ] = None
+    bootstrap: Annotated[
+        tuple[PinnedAddress, ...],
+        BeforeValidator(_listed),
+        Field(max_length=MAX_ADDRESSES, description="a node to join the DHT through: /ip4/HOST/tcp/PORT/p2p/PEER_ID"),
+    ] = ()
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="what is logged: this level and above")
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "console", "json"], Field(description="auto: console on a terminal, JSON lines elsewhere")
+    ] = "auto"
+    ready_file: Annotated[
+        FilePath | None, _FLAG_ONLY, Field(description="where the node writes its addresses once it is up")
+    ] = None
+    exit_with_stdin: Annotated[bool, _FLAG_ONLY, Field(description="leave at the end of standard input")] = False
+
+    @model_validator(mode="after")
+    def _check_public_address(self) -> Self:
+        if self.public_p2p_port is not None and self.public_ip is None:
+            raise ValueError("public_p2p_port needs public_ip beside it: the address that the NAT rule listens on")
+        return self
+
+
+class ModelRoleConfig(RoleConfig):
+    """What the roles have that know a model."""
+
+    default_model: Annotated[
+        Text, Spelling(flags=("--model-id",)), Field(description="the model: a catalogue id, a GGUF file or its folder")
+    ] = SMOLLM2_135M_INSTRUCT.model_id
+
+
+class NodeConfig(ModelRoleConfig):
+    """``tessella-p2p daemon``: worker and entry."""
+
+    orchestrator_peer_id: Annotated[
+        PeerIdText | None, Field(description="the orchestrator's peer id, where its URL does not hold it")
+    ] = None
+    orchestrator_url: Annotated[
+        Text,
+        Spelling(flags=("--tracker-url", "--musivum-url"), variables=("ORCHESTRATOR_URL",)),
+        Field(description="the orchestrator, with its pin: /ip4/HOST/tcp/PORT/p2p/PEER_ID or tcp://PEER_ID@HOST:PORT"),
+    ]
+    data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("node"))
+    hf_token: Annotated[
+        SecretStr | None,
+        Spelling(only="environment", variables=("HF_TOKEN",)),
+        Field(description="a token for gated weights"),
+    ] = None
+
+    vram_mb: Annotated[
+        Whole,
+        _WORKER,
+        Field(ge=MIN_CLAIM_MB, le=_MAX_CLAIM_MB, description="the claim that the layer split is computed from"),
+    ] = 2048
+    models_dir: Annotated[ModelsDir, _WORKER] = Field(default_factory=default_models_dir)
+    api_host: Annotated[IpAddress, _WORKER, Field(description="the address of the HTTP API")] = "127.0.0.1"
+    api_port: Annotated[Port, _WORKER, Field(description="the port of the HTTP API; 0 takes a free one")] = 8080
+    p2p_host: Annotated[P2pHost, _WORKER] = EVERY_HOST
+    p2p_port: Annotated[P2pPort, _WORKER] = 9080
+    device: Annotated[Literal["cuda", "metal", "cpu"], _WORKER, Field(description="where layers are computed")] = "cpu"
+    layers: Annotated[
+        LayerRange | None,
+        BeforeValidator(_as_layers),
+        _WORKER,
+        Field(description="serve layers within START,END only (END is not included)"),
+    ] = None
+    recipe: Annotated[RecipeName, _WORKER] = "int4"
+    threads: Annotated[
+        Whole, _WORKER, Field(ge=1, le=1024, description="threads that compute; nodes on one machine share its cores")
+    ] = Field(default_factory=_default_threads)
+    max_positions: Annotated[MaxPositions | None, _WORKER] = None
+
+    oom_streak: Annotated[
+        Whole, _GPU, Field(ge=1, description="consecutive out-of-memory failures that mean saturated")
+    ] = 3
+    streak_window_secs: Annotated[Seconds, _GPU, Field(description="within how many seconds they count")] = 30.0
+
+    public_api_port: Annotated[
+        Port | None, _EITHER, Field(description="the public port that a NAT rule maps to api_port")
+    ] = None
+    public_api_url: Annotated[
+        Text | None, _EITHER, Field(description="the public URL of this node's API behind a proxy")
+    ] = None
+    max_input_tokens: Annotated[
+        Whole | None,
+        _EITHER,
+        Field(ge=1, le=MAX_POSITIONS, description="the longest prompt that this node accepts; else it is measured"),
+    ] = None
+    p2p_inference_timeout_secs: Annotated[Seconds, _EITHER, Field(description="how long one hop may take")] = (
+        HOP_TIMEOUT_S
+    )
+    quantization: Annotated[Text | None, _EITHER, Field(description="how weights are kept in memory")] = None
+    canary_mode: Annotated[
+        Literal["off", "echo", "scale"], _EITHER, Field(description="answer with a known-wrong tensor, for audits")
+    ] = "off"
+    model_cache_prune: Annotated[
+        Literal["off", "dry-run", "on"], _EITHER, Field(description="delete shards that the assignment does not need")
+    ] = "off"
+    kademlia_enabled: Annotated[
+        bool, _EITHER, Field(description="join the DHT, or stay with gossip and the orchestrator's list")
+    ] = True
+    registration_grace_secs: Annotated[
+        Seconds | None, _EITHER, Field(description="how long a node that is not registered may go on")
+    ] = None
+    wal_checkpoint_interval_secs: Annotated[
+        Seconds, _EITHER, Field(description="how often an open session's work is journaled")
+    ] = CHECKPOINT_S
+    allow_private_addrs: Annotated[
+        bool, _EITHER, Field(description="private addresses may be announced and dialled")
+    ] = True
+    callback_allowed_hosts: Annotated[
+        tuple[Text, ...], BeforeValidator(_listed), _EITHER, Field(description="hosts that tokens may be sent back to")
+    ] = ()
+
+    @field_validator(*NOT_SUPPORTED)
+    @classmethod
+    def _refuse_unsupported(cls, value: object, info: ValidationInfo) -> object:
+        neutral, instead = NOT_SUPPORTED[str(info.field_name)]
+        if value != neutral:
+            raise ValueError(f"not supported yet: {instead} (leave it out, or at {neutral!r})")
+        return value
+
+    @field_validator("orchestrator_url")
+    @classmethod
+    def _check_pin(cls, value: str, info: ValidationInfo) -> str:
+        try:
+            parse_orchestrator(value, info.data.get("orchestrator_peer_id"))
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    @property
+    def orchestrator(self) -> PeerAddress:
+        """The orchestrator's address and the peer id it is pinned by."""
+        return parse_orchestrator(self.orchestrator_url, self.orchestrator_peer_id)
+
+
+class OrchestratorConfig(ModelRoleConfig):
+    """``tessella-p2p orchestrator``."""
+
+    p2p_host: P2pHost = EVERY_HOST
+    p2p_port: P2pPort = 9090
+    data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("orchestrator"))
+    models_dir: ModelsDir = Field(default_factory=default_models_dir)
+    recipe: RecipeName = "int4"
+    max_positions: MaxPositions | None = None
+    min_stages: Annotated[
+        Whole,
+        Field(ge=1, le=MAX_STAGES, description="how many workers share the model at least, though fewer could hold it"),
+    ] = 1
+    allow: Annotated[
+        tuple[PeerIdText, ...],
+        BeforeValidator(_listed),
+        Field(max_length=65_536, description="a private mesh: a peer id that may register; none means everybody"),
+    ] = ()
+
+
+class BootstrapConfig(RoleConfig):
+    """``tessella-p2p bootstrap``."""
+
+    p2p_host: P2pHost = EVERY_HOST
+    p2p_port: P2pPort = 9070
+    data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("bootstrap"))
+
+
+ROLES: Final[Mapping[str, type[RoleConfig]]] = {
+    "node": NodeConfig,
+    "orchestrator": OrchestratorConfig,
+    "bootstrap": BootstrapConfig,
+}
+"""Each role's configuration; the name is also that of its key file."""
+
+ConfigT = TypeVar("ConfigT", bound=RoleConfig)
+
+
+def default_key_path(role: str, environ: Mapping[str, str]) -> Path:
+    """``~/.config/tessella/<role>.key``; ``TESSELLA_CONFIG_DIR`` moves the folder."""
+    return Path(environ.get("TESSELLA_CONFIG_DIR") or "~/.config/tessella").expanduser() / f"{role}.key"
+
+
+def load_config(
+    kind: type[ConfigT], *, flags: Mapping[str, Given], environ: Mapping[str, str], file: Path | None = None
+) -> ConfigT:
+    """The configuration of one role: a flag wins over the environment, that over the file, that over the default.
+
+    Args:
+        kind: the role.
+        flags: by setting; only those that were typed.
+        environ: the process environment.
+        file: a TOML file, or None.
+
+    Raises:
+        ConfigurationError: says where the wrong value was given, and the rule that it breaks.
+    """
+    role = next(name for name, role_kind in ROLES.items() if role_kind is kind)
+    of_all_roles = {
+        variable
+        for role_kind in ROLES.values()
+        for name, field in role_kind.model_fields.items()
+        for variable in settings.variables_of(name, field)
+    }
+    key_path = Given(default_key_path(role, environ), "keypair_path (its default)")
+    return settings.load(
+        kind,
+        flags=flags,
+        environ=environ,
+        file=file,
+        defaults={"keypair_path": key_path},
+        known_variables=of_all_roles,
+    )
