@@ -269,7 +269,8 @@ class NodeConfig(ModelRoleConfig):
     def _refuse_unsupported(cls, value: object, info: ValidationInfo) -> object:
         neutral, instead = NOT_SUPPORTED[str(info.field_name)]
         if value != neutral:
-            raise ValueError(f"not supported yet: {instead} (leave it out, or at {neutral!r})")
+            or_at = "" if neutral is None else f", or at {neutral!r}"
+            raise ValueError(f"not supported yet: {instead} (leave it out{or_at})")
         return value
 
     @field_validator("orchestrator_url")
