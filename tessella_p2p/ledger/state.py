@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from tessella_p2p.base.errors import LocalProtocolError
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -34,8 +33,6 @@ TABLE_NAMES = ("accounts", "tickets", "proofs", "issued", "expiry", "state")
 DAY_MS = 24 * 3600 * 1000
 
 _HORIZON = b"horizon"
-_NO_LAYERS: Mapping[int, int] = MappingProxyType({})
-_NO_PROOFS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,8 @@ class TicketFacts:
     """What is known of a ticket: up to which position each layer was paid, and how many proofs each worker has."""
 
     settle_before: int = 0
-    paid: Mapping[int, int] = field(default=_NO_LAYERS)
-    proofs: Mapping[str, int] = field(default=_NO_PROOFS)
+    paid: Mapping[int, int] = field(default_factory=dict)
+    proofs: Mapping[str, int] = field(default_factory=dict)
 
     def due(self, layers: LayerRange, positions: int) -> int:
         """Layer·positions of ``layers`` below ``positions`` that were not paid yet."""

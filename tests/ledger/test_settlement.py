@@ -1,0 +1,393 @@
+"""Every rule of settlement with its hostile twins, on the pure core."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.ledger.accounts import ISSUANCE
+from tessella_p2p.ledger.evidence import Code, ProofRefused, SettlementTerms, verify_proof
+from tessella_p2p.ledger.settlement import expire
+from tessella_p2p.wire.keys import NodeKey
+from tests.ledger.proving import (
+    HOUR,
+    LAYERS,
+    NOW,
+    ORCHESTRATOR,
+    REQUESTER,
+    ROOT,
+    ROUTE,
+    TERMS,
+    WEEK,
+    WORKERS,
+    PaperLedger,
+    Stage,
+    credits_for,
+    digest_at,
+    key_of,
+    lease,
+    proof_body,
+    receipt,
+    seal_proof,
+    ticket,
+)
+
+MIDDLE = ROUTE[1].key
+TEN_LAYERS = LayerRange(10, 20)
+
+
+def refused_code(raw: bytes, now_ms: int = NOW) -> str:
+    """The code with which the pure core refuses a proof; nothing of it may stay behind."""
+    ledger = PaperLedger()
+    settled = ledger.settle(raw, now_ms)
+    assert settled.status == "refused", settled
+    assert settled.micro_credits == 0
+    assert settled.code is not None
+    assert settled.reason
+    assert ledger.tables.content() == {}
+    return settled.code
+
+
+# ---- The valid case ----
+
+
+def test_three_stages_of_one_session_are_paid_for_their_layers_and_positions() -> None:
+    ledger = PaperLedger()
+    for index, stage in enumerate(ROUTE):
+        settled = ledger.settle(seal_proof(proof_body(index), stage.key))
+        assert settled.status == "settled"
+        assert settled.micro_credits == credits_for(TEN_LAYERS, 300)
+        assert ledger.balance(stage.key) == credits_for(TEN_LAYERS, 300)
+        assert ledger.state.accounts.get(stage.key.peer_id).settled_proofs == 1
+    assert ledger.state.accounts.get(ISSUANCE).micro_credits == -3 * credits_for(TEN_LAYERS, 300)
+    assert ledger.state.accounts.total() == 0
+
+
+def test_the_same_proof_again_gets_the_same_answer_and_nothing_more() -> None:
+    ledger = PaperLedger()
+    first = ledger.settle(seal_proof(proof_body(), MIDDLE))
+    for sequence in (1, 2):  # byte for byte, and sealed anew
+        again = ledger.settle(seal_proof(proof_body(), MIDDLE, sequence=sequence))
+        assert again.status == "duplicate"
+        assert again.micro_credits == first.micro_credits
+    assert ledger.balance(MIDDLE) == first.micro_credits
+    assert len(ledger.changes) == 1
+
+
+def test_a_proof_settles_after_its_lease_and_its_envelope_are_over() -> None:
+    assert PaperLedger().settle(seal_proof(proof_body(), MIDDLE), NOW + WEEK - 1).status == "settled"
+
+
+def test_a_ticket_from_before_an_outage_settles_with_the_lease_that_was_in_force_when_it_was_minted() -> None:
+    old = lease(MIDDLE, (10, 20), at=NOW - 300_000, ttl_ms=600_000)
+    body = proof_body(sealed_lease=old, opened_at=NOW + HOUR - 1)
+    assert PaperLedger().settle(seal_proof(body, MIDDLE), NOW + 2 * HOUR).status == "settled"
+
+
+# ---- What is paid ----
+
+
+def test_only_what_the_receipt_covers_is_paid_and_a_later_receipt_pays_the_rest() -> None:
+    ledger = PaperLedger()
+    first = ledger.settle(seal_proof(proof_body(positions=300, receipted=200), MIDDLE))
+    assert (first.status, first.micro_credits) == ("settled", credits_for(TEN_LAYERS, 200))
+    full = ledger.settle(seal_proof(proof_body(positions=300, receipted=300), MIDDLE))
+    assert (full.status, full.micro_credits) == ("settled", credits_for(TEN_LAYERS, 300))
+    assert ledger.balance(MIDDLE) == credits_for(TEN_LAYERS, 300)
+    assert ledger.state.accounts.get(MIDDLE.peer_id).settled_proofs == 1
+
+
+def test_two_proofs_that_take_turns_do_not_grow_the_journal() -> None:
+    ledger = PaperLedger()
+    small, full = (seal_proof(proof_body(receipted=n), MIDDLE) for n in (200, 300))
+    ledger.settle(small)
+    ledger.settle(full)
+    for raw in (small, full, small, full):
+        assert ledger.settle(raw).status == "duplicate"
+    assert len(ledger.changes) == 2
+    assert ledger.balance(MIDDLE) == credits_for(TEN_LAYERS, 300)
+
+
+def test_without_a_receipt_a_proof_is_held_and_settles_once_it_has_one() -> None:
+    ledger = PaperLedger()
+    held = ledger.settle(seal_proof(proof_body(receipted=None), MIDDLE))
+    assert (held.status, held.code, held.micro_credits) == ("held", Code.NO_RECEIPT, 0)
+    assert ledger.tables.content() == {}
+    assert ledger.settle(seal_proof(proof_body(), MIDDLE)).status == "settled"
+
+
+def test_a_receipt_for_a_position_without_a_digest_is_held() -> None:
+    settled = PaperLedger().settle(seal_proof(proof_body(receipted=250), MIDDLE))
+    assert (settled.status, settled.code) == ("held", Code.RECEIPT_UNMATCHED)
+
+
+def test_a_session_without_work_settles_to_nothing() -> None:
+    ledger = PaperLedger()
+    settled = ledger.settle(seal_proof(proof_body(positions=0, receipted=None), MIDDLE))
+    assert (settled.status, settled.micro_credits) == ("settled", 0)
+    assert ledger.changes == []
+
+
+@pytest.mark.parametrize("epochs", [(0, 1), (1, 0)])
+def test_a_position_is_paid_once_over_epochs_and_workers(epochs: tuple[int, int]) -> None:
+    other = (ROUTE[0], Stage(WORKERS[3], (10, 20)), ROUTE[2])
+    ledger = PaperLedger()
+    ledger.settle(seal_proof(proof_body(epoch=epochs[0], positions=200), MIDDLE))
+    replayed = ledger.settle(seal_proof(proof_body(epoch=epochs[1], positions=300, route=other), WORKERS[3]))
+    assert replayed.micro_credits == credits_for(TEN_LAYERS, 100)
+    assert ledger.balance(MIDDLE) + ledger.balance(WORKERS[3]) == credits_for(TEN_LAYERS, 300)
+
+
+def test_a_hundred_replicas_on_one_ticket_are_paid_for_one() -> None:
+    ledger = PaperLedger()
+    for i in range(100):
+        replica = key_of(f"replica {i}")
+        route = (ROUTE[0], Stage(replica, (10, 20)), ROUTE[2])
+        settled = ledger.settle(seal_proof(proof_body(route=route, session=i.to_bytes(16, "big")), replica))
+        assert settled.status == "settled"
+        assert (settled.code == Code.ALREADY_PAID) == (i > 0)
+    assert ledger.state.accounts.get(ISSUANCE).micro_credits == -credits_for(TEN_LAYERS, 300)
+
+
+def test_two_tickets_for_one_request_are_paid_as_one() -> None:
+    ledger = PaperLedger()
+    for at in (NOW, NOW + 1000):
+        body = proof_body(sealed_ticket=ticket(at=at), session=at.to_bytes(16, "big"), opened_at=at)
+        ledger.settle(seal_proof(body, MIDDLE), NOW + 2000)
+    assert ledger.balance(MIDDLE) == credits_for(TEN_LAYERS, 300)
+
+
+def test_one_worker_cannot_fill_a_ticket_with_proofs() -> None:
+    ledger = PaperLedger()
+    answers = [ledger.settle(seal_proof(proof_body(epoch=epoch), MIDDLE)) for epoch in range(33)]
+    assert {answer.status for answer in answers[:32]} == {"settled"}
+    assert answers[32].code == Code.TOO_MANY_PROOFS
+
+
+# ---- The bound on issuance ----
+
+
+def test_the_tickets_of_one_requester_bring_in_a_bounded_number_of_credits_a_day() -> None:
+    bound = credits_for(TEN_LAYERS, 250)
+    ledger = PaperLedger(SettlementTerms(ORCHESTRATOR.peer_id, {ROOT: LAYERS}, bound))
+    proof = seal_proof(proof_body(), MIDDLE)
+    partly = ledger.settle(proof)
+    assert (partly.status, partly.code, partly.micro_credits) == ("held", Code.ISSUANCE_BOUND, bound)
+    assert ledger.settle(proof).micro_credits == bound  # the same day: the same answer
+    assert ledger.settle(seal_proof(proof_body(2), ROUTE[2].key)).micro_credits == 0
+    tomorrow = ledger.settle(proof, NOW + 24 * HOUR)
+    assert (tomorrow.status, tomorrow.micro_credits) == ("settled", credits_for(TEN_LAYERS, 300))
+    assert ledger.settle(proof, NOW + 24 * HOUR).status == "duplicate"
+    assert ledger.balance(MIDDLE) == credits_for(TEN_LAYERS, 300)
+
+
+def test_a_ring_that_owns_requester_and_every_stage_gains_at_most_the_bound() -> None:
+    bound = credits_for(LayerRange(0, 30), 1000)
+    ledger = PaperLedger(SettlementTerms(ORCHESTRATOR.peer_id, {ROOT: LAYERS}, bound))
+    for i in range(5):
+        for index, stage in enumerate(ROUTE):
+            body = proof_body(index, positions=900, request_id=f"request-{i}")
+            ledger.settle(seal_proof(body, stage.key))
+    gained = sum(ledger.balance(stage.key) for stage in ROUTE)
+    assert bound - credits_for(TEN_LAYERS, 1) < gained <= bound
+
+
+# ---- Hostile twins: who signed what ----
+
+
+def test_a_proof_that_is_signed_by_another_key_is_refused() -> None:
+    assert refused_code(seal_proof(proof_body(), WORKERS[5])) == Code.FOREIGN_LEASE
+
+
+def test_a_proof_with_a_changed_byte_is_refused() -> None:
+    raw = bytearray(seal_proof(proof_body(), MIDDLE))
+    raw[-1] ^= 1
+    assert refused_code(bytes(raw)) == "invalid_signature"
+
+
+def test_a_proof_for_another_orchestrator_is_refused() -> None:
+    assert refused_code(seal_proof(proof_body(), MIDDLE, audience=WORKERS[5].peer_id)) == "invalid_signature"
+
+
+def test_bytes_that_are_no_envelope_are_refused() -> None:
+    assert refused_code(b"\x00") == "malformed_message"
+    assert refused_code(b"\x80" * 70_000) == "malformed_message"
+
+
+def test_another_orchestrators_ticket_is_refused() -> None:
+    body = proof_body(sealed_ticket=ticket(minter=key_of("other orchestrator")))
+    assert refused_code(seal_proof(body, MIDDLE)) == Code.FOREIGN_TICKET
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [ticket("request-2"), ticket(root=bytes(32)), ticket(recipe="int4")],
+    ids=["request", "model", "recipe"],
+)
+def test_a_ticket_for_something_else_is_refused(wrong: bytes) -> None:
+    assert refused_code(seal_proof(proof_body(sealed_ticket=wrong), MIDDLE)) == Code.FOREIGN_TICKET
+
+
+def test_a_lease_of_another_orchestrator_is_refused() -> None:
+    body = proof_body(sealed_lease=lease(MIDDLE, (10, 20), signer=key_of("other orchestrator")))
+    assert refused_code(seal_proof(body, MIDDLE)) == Code.FOREIGN_LEASE
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (lease(WORKERS[0], (10, 20)), Code.FOREIGN_LEASE),
+        (lease(MIDDLE, (10, 20), recipe="int4"), Code.FOREIGN_LEASE),
+        (lease(MIDDLE, (10, 20), root=bytes(32)), Code.FOREIGN_LEASE),
+        (lease(MIDDLE, (10, 19)), Code.UNLEASED_LAYERS),
+        (lease(MIDDLE, (11, 20)), Code.UNLEASED_LAYERS),
+        (lease(MIDDLE, (10, 20), at=NOW - HOUR), Code.LEASE_NOT_IN_FORCE),
+        (lease(MIDDLE, (10, 20), at=NOW + HOUR), Code.LEASE_NOT_IN_FORCE),
+    ],
+    ids=["foreign worker", "recipe", "model", "layer above", "layer below", "expired before", "issued after"],
+)
+def test_work_outside_a_lease_is_refused(wrong: bytes, code: Code) -> None:
+    assert refused_code(seal_proof(proof_body(sealed_lease=wrong), MIDDLE), NOW + HOUR) == code
+
+
+# ---- Hostile twins: times and amounts ----
+
+
+@pytest.mark.parametrize("opened_at", [NOW - HOUR, NOW + HOUR], ids=["before the ticket", "after open_before"])
+def test_a_session_outside_its_tickets_time_is_refused(opened_at: int) -> None:
+    assert refused_code(seal_proof(proof_body(opened_at=opened_at), MIDDLE), NOW + 2 * HOUR) == Code.TICKET_NOT_OPEN
+
+
+def test_a_session_that_is_yet_to_be_opened_is_refused() -> None:
+    assert refused_code(seal_proof(proof_body(opened_at=NOW + HOUR - 1), MIDDLE), NOW) == Code.TICKET_NOT_OPEN
+
+
+def test_a_ticket_that_is_over_is_refused() -> None:
+    assert refused_code(seal_proof(proof_body(), MIDDLE), NOW + WEEK) == Code.TICKET_EXPIRED
+
+
+def test_more_positions_than_the_ticket_allows_are_refused() -> None:
+    body = proof_body(sealed_ticket=ticket(max_positions=299))
+    assert refused_code(seal_proof(body, MIDDLE)) == Code.TOO_MANY_POSITIONS
+
+
+@pytest.mark.parametrize("order", [(100, 100), (200, 100), (0, 100), (100, 301), (100, 300)])
+def test_marks_out_of_order_are_refused(order: tuple[int, int]) -> None:
+    body = proof_body()
+    marks = tuple(body.marks[0].model_copy(update={"positions": at}) for at in order)
+    assert refused_code(seal_proof(body.model_copy(update={"marks": marks}), MIDDLE)) == Code.MALFORMED_MARKS
+
+
+# ---- Hostile twins: digests and receipts ----
+
+
+def test_an_edited_output_digest_is_refused() -> None:
+    body = proof_body().model_copy(update={"output_digest": bytes(32)})
+    assert refused_code(seal_proof(body, MIDDLE)) == Code.DIGEST_MISMATCH
+
+
+def test_a_receipt_that_somebody_else_signed_is_refused() -> None:
+    forged = receipt(MIDDLE, MIDDLE, 300, digest_at(20, 300))
+    assert refused_code(seal_proof(proof_body(sealed_receipt=forged), MIDDLE)) == "invalid_signature"
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        receipt(ROUTE[2].key, MIDDLE, 300, digest_at(20, 300), request_id="request-2"),
+        receipt(ROUTE[2].key, MIDDLE, 300, digest_at(20, 300), session=b"t" * 16),
+        receipt(ROUTE[2].key, MIDDLE, 300, digest_at(20, 300), epoch=1),
+    ],
+    ids=["request", "session", "epoch"],
+)
+def test_a_receipt_of_other_work_is_refused(foreign: bytes) -> None:
+    assert refused_code(seal_proof(proof_body(sealed_receipt=foreign), MIDDLE)) == Code.FOREIGN_RECEIPT
+
+
+def test_a_tail_whose_tokens_went_to_somebody_else_is_refused() -> None:
+    body = proof_body(2, requester=key_of("throwaway"), sealed_ticket=ticket())
+    assert refused_code(seal_proof(body, ROUTE[2].key)) == Code.FOREIGN_RECEIPT
+
+
+def test_a_later_proof_that_contradicts_an_earlier_one_is_refused() -> None:
+    ledger = PaperLedger()
+    ledger.settle(seal_proof(proof_body(), MIDDLE))
+    settled = ledger.settle(seal_proof(proof_body(salt_in="edited"), MIDDLE))
+    assert (settled.status, settled.code) == ("refused", Code.PROOF_CONFLICT)
+    assert MIDDLE.peer_id in str(settled.reason)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_neighbours_that_do_not_fit_are_held_and_both_named(first: int) -> None:
+    """G-RCPT-2: one stage's output is the next one's input, on every position that both state."""
+    ledger = PaperLedger()
+    proofs = [
+        seal_proof(proof_body(0, positions=500), ROUTE[0].key),
+        seal_proof(proof_body(1, positions=300, salt_in="edited"), MIDDLE),
+    ]
+    assert ledger.settle(proofs[first]).status == "settled"
+    odd = ledger.settle(proofs[1 - first])
+    assert (odd.status, odd.code, odd.micro_credits) == ("held", Code.NEIGHBOUR_MISMATCH, 0)
+    assert ROUTE[0].key.peer_id in str(odd.reason)
+    assert MIDDLE.peer_id in str(odd.reason)
+
+
+def test_neighbours_that_stopped_at_different_positions_fit_on_their_common_prefix() -> None:
+    ledger = PaperLedger()
+    for index, positions in ((0, 350), (1, 270), (2, 230)):
+        assert ledger.settle(seal_proof(proof_body(index, positions=positions), ROUTE[index].key)).status == "settled"
+
+
+def test_neighbours_that_name_other_neighbours_are_held() -> None:
+    ledger = PaperLedger()
+    ledger.settle(seal_proof(proof_body(1), MIDDLE))
+    elsewhere = (Stage(WORKERS[4], (0, 10)), ROUTE[1], ROUTE[2])
+    odd = ledger.settle(seal_proof(proof_body(0, route=elsewhere), WORKERS[4]))
+    assert (odd.status, odd.code) == ("held", Code.NEIGHBOUR_MISMATCH)
+
+
+# ---- Attribution and forgetting ----
+
+
+def test_a_refusal_blames_the_signer_of_the_proof() -> None:
+    body = proof_body(sealed_ticket=ticket(max_positions=1))
+    with pytest.raises(ProofRefused) as caught:
+        verify_proof(seal_proof(body, MIDDLE), TERMS, NOW)
+    assert caught.value.peer == MIDDLE.peer_id
+
+
+def test_a_proof_whose_own_signature_fails_blames_nobody() -> None:
+    raw = bytearray(seal_proof(proof_body(), MIDDLE))
+    raw[-1] ^= 1
+    with pytest.raises(ProofRefused) as caught:
+        verify_proof(bytes(raw), TERMS, NOW)
+    assert caught.value.peer is None
+
+
+def test_a_ticket_is_forgotten_after_its_time_and_never_paid_again() -> None:
+    ledger = PaperLedger()
+    proof = seal_proof(proof_body(), MIDDLE)
+    ledger.settle(proof)
+    assert expire(ledger.state, NOW + WEEK - 1) is None
+    change = expire(ledger.state, NOW + WEEK)
+    assert change is not None
+    ledger.state.apply(change)
+    assert expire(ledger.state, NOW + WEEK) is None
+    assert set(ledger.tables.content()) == {"accounts", "state"}
+    # Even by an orchestrator whose clock was set back.
+    assert ledger.settle(proof, NOW).code == Code.TICKET_EXPIRED
+    assert ledger.balance(MIDDLE) == credits_for(TEN_LAYERS, 300)
+
+
+def test_a_requester_may_be_a_stage_of_its_own_route() -> None:
+    route = (ROUTE[0], ROUTE[1], Stage(REQUESTER, (20, 30)))
+    ledger = PaperLedger()
+    for index, stage in enumerate(route):
+        assert ledger.settle(seal_proof(proof_body(index, route=route), stage.key)).status == "settled"
+
+
+def test_a_mesh_of_one_worker_that_asks_itself_is_paid() -> None:
+    alone: NodeKey = REQUESTER
+    ledger = PaperLedger()
+    body = proof_body(0, route=(Stage(alone, (0, 30)),))
+    assert ledger.settle(seal_proof(body, alone)).micro_credits == credits_for(LayerRange(0, 30), 300)
