@@ -139,7 +139,9 @@ DEFAULT_MAX_POSITIONS = 2048
 """Positions that one session may have on a stage, unless the node says otherwise; its KV slot is this long."""
 DEFAULT_MAX_SESSIONS = 16
 MAX_PREFILL_ROWS_PER_TURN = 256
-"""Prompt rows that one turn of a stage computes, so that a long prompt does not starve the sessions that decode."""
+"""Prompt rows that one turn of a stage computes while nobody decodes."""
+PREFILL_ROWS_BESIDE_DECODES = 64
+"""Prompt rows that one turn computes beside decoding sessions, so that a long prompt does not starve them."""
 
 # Chat templates and prompts
 MAX_TEMPLATE_CHARS = 64 * KIB
