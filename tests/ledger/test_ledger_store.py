@@ -1,0 +1,140 @@
+"""The ledger on disk: durable, one writer, and the same after a crash at any point."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tessella_p2p.base.errors import StorageError
+from tessella_p2p.ledger.accounts import ISSUANCE
+from tessella_p2p.ledger.environment import Environment
+from tessella_p2p.ledger.store import SCHEMA, LedgerStore
+from tests.ledger.proving import NOW, ROUTE, TERMS, WEEK, credits_for, proof_body, seal_proof
+from tests.ledger.test_settlement import TEN_LAYERS
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_what_was_settled_is_there_after_a_restart(tmp_path: Path) -> None:
+    proofs = [seal_proof(proof_body(index), stage.key) for index, stage in enumerate(ROUTE)]
+    store = LedgerStore(tmp_path / "ledger")
+    judged = store.settle(proofs, TERMS, NOW)
+    assert [one.settled.status for one in judged] == ["settled"] * 3
+    assert [one.worker for one in judged] == [stage.key.peer_id for stage in ROUTE]
+    before = store.content()
+    store.close()
+    store = LedgerStore(tmp_path / "ledger")
+    assert store.content() == before == store.replay().content()
+    assert store.account(ROUTE[0].key.peer_id).micro_credits == credits_for(TEN_LAYERS, 300)
+    assert store.account(ISSUANCE).micro_credits == -3 * credits_for(TEN_LAYERS, 300)
+    assert store.total() == 0
+    assert [one.settled.status for one in store.settle(proofs, TERMS, NOW)] == ["duplicate"] * 3
+    store.close()
+
+
+def test_answers_of_a_batch_keep_the_order_of_its_proofs(tmp_path: Path) -> None:
+    store = LedgerStore(tmp_path / "ledger")
+    good = seal_proof(proof_body(), ROUTE[1].key)
+    judged = store.settle([b"junk", good, good, seal_proof(proof_body(0, receipted=None), ROUTE[0].key)], TERMS, NOW)
+    assert [one.settled.status for one in judged] == ["refused", "settled", "duplicate", "held"]
+    assert [seq for seq, _ in store.journal()] == [1]
+    store.close()
+
+
+def test_the_journal_is_read_by_cursor(tmp_path: Path) -> None:
+    store = LedgerStore(tmp_path / "ledger")
+    for epoch in range(5):
+        store.settle([seal_proof(proof_body(epoch=epoch), ROUTE[1].key)], TERMS, NOW + epoch)
+    assert [seq for seq, _ in store.journal(since=2, limit=2)] == [3, 4]
+    assert store.journal(since=5) == []
+    assert [entry.at for _, entry in store.journal()] == [NOW + epoch for epoch in range(5)]
+    assert [account.name for account in store.accounts(limit=1)] == [ROUTE[1].key.peer_id]
+    assert [account.name for account in store.accounts(after=ROUTE[1].key.peer_id)] == [ISSUANCE]
+    store.close()
+
+
+def test_expired_tickets_are_forgotten_on_disk_too(tmp_path: Path) -> None:
+    store = LedgerStore(tmp_path / "ledger")
+    store.settle([seal_proof(proof_body(), ROUTE[1].key)], TERMS, NOW)
+    assert not store.expire(NOW)
+    assert store.expire(NOW + WEEK)
+    assert not store.expire(NOW + WEEK)
+    assert set(store.content()) == {"accounts", "state"}
+    assert store.replay().content() == store.content()
+    store.close()
+
+
+def test_floors_rise_and_never_fall(tmp_path: Path) -> None:
+    store = LedgerStore(tmp_path / "ledger")
+    store.raise_serial_floor(5)
+    store.raise_serial_floor(3)
+    store.raise_sequence_floor(2**60)
+    store.close()
+    store = LedgerStore(tmp_path / "ledger")
+    assert (store.serial_floor(), store.sequence_floor()) == (5, 2**60)
+    store.close()
+
+
+def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    store = LedgerStore(tmp_path / "ledger")
+    with pytest.raises(StorageError, match="in use by another process"):
+        LedgerStore(tmp_path / "ledger")
+    store.close()
+    LedgerStore(tmp_path / "ledger").close()
+
+
+def test_a_full_ledger_says_what_to_do_and_keeps_what_it_has(tmp_path: Path) -> None:
+    store = LedgerStore(tmp_path / "ledger", map_size_bytes=256 * 1024)
+    settled: list[str] = []
+
+    def fill() -> None:
+        for i in range(500):
+            proof = seal_proof(proof_body(request_id=f"request-{i}"), ROUTE[1].key)
+            settled.append(store.settle([proof], TERMS, NOW)[0].settled.status)
+
+    with pytest.raises(StorageError, match="larger map size"):
+        fill()
+    assert settled
+    assert set(settled) == {"settled"}
+    assert store.account(ROUTE[1].key.peer_id).settled_proofs == len(settled)
+    assert store.content() == store.replay().content()
+    store.close()
+
+
+def test_another_schema_is_refused_by_name(tmp_path: Path) -> None:
+    Environment(tmp_path / "ledger", ("journal",), map_size_bytes=1 << 20, schema=SCHEMA + 1).close()
+    with pytest.raises(StorageError, match=f"schema version {SCHEMA + 1}.*version {SCHEMA}"):
+        LedgerStore(tmp_path / "ledger")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "data.mdb").write_bytes(b"no database" * 1000)
+    with pytest.raises(StorageError, match="no database"):
+        LedgerStore(tmp_path / "ledger")
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("a file")
+    with pytest.raises(StorageError, match="cannot be used"):
+        LedgerStore(tmp_path / "ledger")
+
+
+def test_a_ledger_that_is_killed_at_random_points_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.ledger.killed_ledger", str(tmp_path / "ledger"), "--seed", "2", "--kills", "40"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    report = json.loads(child.stdout)
+    assert report["kills"] == 40
+    assert report["kills_before_everything_was_settled"] > 20
+    assert report["lost"] == report["doubled"] == 0
