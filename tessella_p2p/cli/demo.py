@@ -177,7 +177,9 @@ async def _ask(
             console.print(f"\n[bold]> {prompt}[/bold]")
     else:
         path, body = "/v1/generate", {"prompt_ids": prompt, **common}
-    text, last, usage, reason = "", {}, {}, None
+    text, reason = "", None
+    last: dict[str, Any] = {}
+    usage: dict[str, Any] = {}
     async with client.stream("POST", path, json={"model": options.model_id, **body}) as answer:
         if answer.status_code != 200:
             raise _api_error(json.loads(await answer.aread()))

@@ -157,7 +157,7 @@ class Mesh:
                 *("--tracker-url", self.orchestrator.p2p_address, "--bootstrap", self.bootstrap.p2p_address),
                 *("--model-id", plan.model, "--recipe", plan.recipe, "--vram-gb", "4", "--threads", "1", *models),
                 *("--api-host", "127.0.0.1", "--api-port", "0", "--p2p-host", "127.0.0.1", "--p2p-port", "0"),
-                *("--allow-private-addrs", *plan.extra, *extra),
+                *(*plan.extra, *extra),
             ],
         )
         self.workers.append(node)
@@ -244,7 +244,7 @@ class Mesh:
                 await trio.sleep(_POLL_S)
         return statuses
 
-    async def stop(self, node: Node, signal_number: int = signal.SIGTERM) -> None:
+    async def stop(self, node: Node, signal_number: signal.Signals = signal.SIGTERM) -> None:
         """End one node and wait for it; it is killed when it takes too long."""
         process = node.process
         if process is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tessella_p2p.base.clock import WallClock
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.tokenizer import IncrementalDecoder
 
@@ -55,15 +56,16 @@ class PromptCodec(Protocol):
 class ArtifactCodec:
     """The codec of a real artifact: its own tokenizer and chat template."""
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, clock: WallClock) -> None:
         self._artifact = artifact
+        self._clock = clock
         self.total_layers = artifact.config.layers
         self.vocabulary = artifact.config.vocabulary
         self.end_ids = artifact.tokenizer.end_ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """See `PromptCodec.encode_chat`."""
-        return self._artifact.encode_chat(messages)
+        return self._artifact.encode_messages(messages, now_ms=self._clock.unix_ms())
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """See `PromptCodec.encode_prompt`."""

@@ -65,6 +65,9 @@ class EntryService:
         self._table = TokenTable()
         self._failures: dict[PeerId, float] = {}  # trio time of each peer's last failure
         self.peer_failures: dict[PeerId, int] = {}
+        self._open_sessions = 0
+        self._idle = trio.Event()
+        self._idle.set()
         self.requests = 0
         self.tokens = 0
 
@@ -103,7 +106,7 @@ class EntryService:
 
     # ---- routes ----
 
-    def _stages(self, recipe: str) -> list[VerifiedStage]:
+    def _stages(self, recipe: str) -> tuple[VerifiedStage, ...]:
         return self._discovery.view.stages(self._model.manifest_root, recipe, self._context.clock.unix_ms())
 
     def _penalties(self) -> Mapping[PeerId, float]:
@@ -131,6 +134,14 @@ class EntryService:
         except NoRoute:
             return ()
         return (self._model.model_id,)
+
+    def count_token(self) -> None:
+        """One more token was sampled."""
+        self.tokens += 1
+
+    async def idle(self) -> None:
+        """Wait until no session is open."""
+        await self._idle.wait()
 
     def punish(self, error: TessellaError) -> None:
         """Prefer other peers than the one at fault for a while."""
@@ -163,6 +174,9 @@ class EntryService:
             ticket=ticket,
         )
         self.requests += 1
+        if not self._open_sessions:
+            self._idle = trio.Event()
+        self._open_sessions += 1
         session = Session(self, plan, Prepared(request_id, self._model.model_id, ids, max_tokens), request, tier)
         try:
             await session.begin(route)
@@ -170,6 +184,9 @@ class EntryService:
         finally:
             with trio.move_on_after(_CLOSE_S, shield=True):
                 await session.aclose()
+            self._open_sessions -= 1
+            if not self._open_sessions:
+                self._idle.set()
 
     def _tokenise(self, request: GenerateRequest) -> tuple[int, ...]:
         if request.model != self._model.model_id:

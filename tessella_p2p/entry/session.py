@@ -55,6 +55,10 @@ class SessionHost(Protocol):
         """The best route now. Raises `NoRoute`."""
         ...
 
+    def count_token(self) -> None:
+        """One more token was sampled."""
+        ...
+
     def punish(self, error: TessellaError) -> None:
         """Prefer other peers than the one at fault for a while."""
         ...
@@ -118,7 +122,7 @@ class Session:
                 reason = "stop"
                 break
             self._sampled.append(token)
-            self._host.tokens += 1
+            self._host.count_token()
             text = self._filter.feed(self._decoder.push(token))
             yield Delta(text, (token,))
             if self._filter.stopped:

@@ -67,6 +67,7 @@ class NodeRoles:
     """Discovery, entry and worker of one node."""
 
     def __init__(self, plan: NodePlan, around: Surroundings) -> None:
+        self._network = around.network
         self.client: OrchestratorClient | None = None
         if plan.orchestrator is not None:
             self.client = OrchestratorClient(
@@ -118,6 +119,11 @@ class NodeRoles:
                 checkpoint_s=plan.checkpoint_s,
             )
             self.worker = Worker(context, plan.offer, self.client, self.discovery, self.proofs, around.load)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where this node says it can be dialled."""
+        return self._network.addresses
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run every role until cancelled. Started means: serving; it does not wait for a peer or the orchestrator."""

@@ -13,6 +13,7 @@ from tessella_p2p.base.errors import InvalidStep, RemoteProtocolError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, MAX_DIGEST_MARKS, TICKET_OPEN_S, TICKET_SETTLE_S
 from tessella_p2p.stages.digest import RunningDigest
+from tessella_p2p.stages.engine import Buffer
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Sequencer, open_envelope, seal
 from tessella_p2p.wire.keys import NodeKey
@@ -68,7 +69,7 @@ class WorkMeter:
         if position != self.positions:
             raise InvalidStep(f"a step at position {position} where {self.positions} is next")
 
-    def add(self, rows: int, inputs: bytes | memoryview, outputs: bytes | memoryview, compute_us: int = 0) -> None:
+    def add(self, rows: int, inputs: Buffer, outputs: Buffer, compute_us: int = 0) -> None:
         """Account for one step: ``rows`` rows of input, and its output (rows, or the tail's u32 token ids, or nothing).
 
         Raises:

@@ -59,6 +59,7 @@ class Assignment:
     layers: LayerRange
     serial: int
     lease: bytes
+    expires_at: int
 
 
 class Worker:
@@ -156,7 +157,7 @@ class Worker:
         if granted != expected or lease.layers[1] > offer.total_layers:
             raise RemoteProtocolError("the orchestrator's lease is for something else than was asked for")
         self._discovery.observe(assigned.records, "orchestrator")
-        return Assignment(LayerRange(*lease.layers), lease.serial, assigned.lease)
+        return Assignment(LayerRange(*lease.layers), lease.serial, assigned.lease, envelope.expires_at)
 
     # ---- serving ----
 

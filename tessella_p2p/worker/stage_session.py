@@ -22,7 +22,7 @@ from tessella_p2p.base.errors import (
 from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
 from tessella_p2p.net.network import Network
-from tessella_p2p.stages.engine import SampleAt, Sampled, SessionKey, StepInput, StepOutput
+from tessella_p2p.stages.engine import Buffer, SampleAt, Sampled, SessionKey, StepInput, StepOutput
 from tessella_p2p.stages.hop_links import FrameLink, HopLinks, Inbox
 from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.service import StageService
@@ -229,7 +229,7 @@ class StageSession:
             raise output.blame(opening.upstream)
         if isinstance(output, TessellaError):
             raise output
-        out: bytes | memoryview = b""
+        out: Buffer = b""
         kind, dtype, rows, position = Kind.STEP, frame.dtype, frame.rows, frame.position
         if isinstance(output, Sampled):
             out, kind, dtype, rows, position = output.token_id.to_bytes(4, "little"), Kind.TOKEN, DType.U32, 1, last

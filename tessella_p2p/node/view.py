@@ -1,0 +1,146 @@
+"""The node as its HTTP surface sees it: answers from memory, refreshed in the background (shell)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from tessella_p2p.base.clock import WallClock
+from tessella_p2p.base.errors import TessellaError
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE
+from tessella_p2p.bridge.node_view import (
+    Assignment,
+    Credits,
+    DeviceHealth,
+    NodeStatus,
+    OrchestratorView,
+    PeerStatus,
+    PeerView,
+    ProofCounts,
+)
+from tessella_p2p.ledger.blocking import RunBlocking
+from tessella_p2p.ledger.proof_log import ProofLog
+from tessella_p2p.node.assembly import NodeRoles
+from tessella_p2p.wire import messages as m
+
+log = structlog.get_logger(__name__)
+
+_REFRESH_S = 10.0
+_STATUS_OF: dict[str, PeerStatus] = {"live": "Healthy", "stale": "Stale", "offline": "Offline"}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What does not change while a node runs."""
+
+    peer_id: PeerId
+    model_id: str
+    recipe: str
+    hidden_size: int
+    context_length: int
+    device: str
+    orchestrator: PeerId | None
+    hop_timeout_s: float
+    max_input_tokens: int | None
+
+
+class LiveNodeView:
+    """Implements `bridge.node_view.NodeView` over a node's roles."""
+
+    def __init__(
+        self, facts: NodeFacts, roles: NodeRoles, clock: WallClock, proof_log: ProofLog, run_blocking: RunBlocking
+    ) -> None:
+        self._facts = facts
+        self._roles = roles
+        self._clock = clock
+        self._log = proof_log
+        self._run_blocking = run_blocking
+        self._proofs = ProofCounts()
+        self._credits: Credits | None = None
+
+    async def run(self) -> None:
+        """Keep proof counts and the balance fresh until cancelled: at each change, and now and then."""
+        while True:
+            changed = self._roles.proofs.changed
+            counts = await self._run_blocking(self._log.counts)
+            self._proofs = ProofCounts(
+                open=counts.open,
+                pending=counts.pending,
+                settled=counts.settled,
+                held=counts.held,
+                refused=counts.refused,
+            )
+            await self._read_credits()
+            with trio.move_on_after(_REFRESH_S):
+                await changed.wait()
+
+    async def _read_credits(self) -> None:
+        if self._roles.client is None:
+            return
+        try:
+            answer = await self._roles.client.ask(m.ReadCredits(), m.Credits)
+        except TessellaError as error:
+            log.debug("the balance is not known", reason=str(error))
+            return
+        self._credits = Credits(micro_credits=answer.micro_credits, tier=answer.tier)
+
+    def status(self) -> NodeStatus:
+        """The node now."""
+        facts, worker = self._facts, self._roles.worker
+        assigned = worker.assignment if worker is not None else None
+        ranges = (assigned.layers,) if assigned is not None else ()
+        assignment = None
+        if assigned is not None:
+            assignment = Assignment(
+                model_repo=facts.model_id,
+                layer_ranges=ranges,
+                serial=assigned.serial,
+                expires_at_ms=assigned.expires_at,
+            )
+        stage = worker.stage if worker is not None else None
+        measured = stage.engine.max_positions if stage is not None else facts.context_length
+        return NodeStatus(
+            peer_id=facts.peer_id,
+            state=worker.state if worker is not None else "entry",
+            model=facts.model_id,
+            layer_ranges=ranges if stage is not None else (),
+            assignment=assignment,
+            recipe=facts.recipe,
+            hidden_size=facts.hidden_size,
+            queue_depth=worker.hops.open_sessions if worker is not None else 0,
+            max_input_tokens=facts.max_input_tokens or measured,
+            max_input_tokens_source="declared" if facts.max_input_tokens else "measured",
+            hop_timeout_secs=facts.hop_timeout_s,
+            max_concurrent_hop_bodies=MAX_SESSIONS_PER_STAGE,
+            hop_bodies_in_flight=worker.hops.open_sessions if worker is not None else 0,
+            device=DeviceHealth(kind=facts.device, healthy=True),
+            orchestrator=OrchestratorView(
+                peer_id=facts.orchestrator, reachable=self._roles.discovery.view.orchestrator_reachable
+            ),
+            credits=self._credits,
+            proofs=self._proofs,
+            peer_failures=dict(self._roles.entry.peer_failures),
+            addresses=self._roles.addresses,
+        )
+
+    def peers(self, model_id: str | None) -> Sequence[PeerView]:
+        """The peers of ``model_id``, or of every model."""
+        return [
+            PeerView(
+                peer_id=seen.stage.peer_id,
+                model_id=seen.stage.model_id,
+                layer_ranges=(seen.stage.layers,),
+                status="Draining"
+                if seen.stage.state == "draining" and seen.liveness == "live"
+                else _STATUS_OF[seen.liveness],
+                queue_depth=seen.stage.queue_depth,
+                recipe=seen.stage.recipe,
+                addresses=seen.stage.addresses,
+            )
+            for seen in self._roles.discovery.view.statuses(self._clock.unix_ms())
+            if model_id is None or seen.stage.model_id == model_id
+        ]
