@@ -144,10 +144,9 @@ class Gossip:
         """The neighbours of this heartbeat period that are still connected; others take the places of those that left."""
         if now >= self._drawn_at + HEARTBEAT_S:
             self._neighbours, self._drawn_at = (), now
-        there = dict.fromkeys(sorted(connected))
-        kept = [peer for peer in self._neighbours if there.pop(peer, 0) is None]
-        kept += self._rng.sample(list(there), min(len(there), self._fanout - len(kept)))
-        self._neighbours = tuple(kept)
+        kept = [peer for peer in self._neighbours if peer in connected]
+        others = [peer for peer in sorted(connected) if peer not in kept]
+        self._neighbours = (*kept, *self._rng.sample(others, min(len(others), self._fanout - len(kept))))
         return self._neighbours
 
     def _is_newer(self, signed: SignedStage) -> bool:

@@ -44,10 +44,9 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.dht.keyspace import KEY_BYTES, Contact
 from tessella_p2p.dht.lookup import Lookup
-from tessella_p2p.dht.messages import Find, Found, KadContact, KadReply, KadRequest, Store, Stored
 from tessella_p2p.dht.records import RecordStore, check_value
+from tessella_p2p.dht.requests import Declined, Find, Found, Reply, Request, Store, Stored
 from tessella_p2p.dht.routing_table import RoutingTable
-from tessella_p2p.wire.messages import Refused
 
 _ROUND_TRIPS = 32
 """Round trips that the median is taken over."""
@@ -62,7 +61,7 @@ class RequestReceived:
     """``sender`` is the peer that the stream authenticated."""
 
     sender: PeerId
-    request: KadRequest
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class ReplyReceived:
     """``sender`` is the peer that the stream authenticated."""
 
     sender: PeerId
-    reply: KadReply
+    reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +135,14 @@ class SendRequest:
     """Send ``request`` to ``contact``; a `ReplyReceived` or `RequestFailed` may follow."""
 
     contact: Contact
-    request: KadRequest
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class SendReply:
     """Answer the request that was just received."""
 
-    reply: KadReply
+    reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,7 @@ class _Query:
 
 
 @dataclass(slots=True)
-class _Request:
+class _Open:
     """A request without an answer; ``lookup`` is None for a store."""
 
     contact: Contact
@@ -212,7 +211,7 @@ class Kademlia:
         self.set_addresses(addresses)
         self._rng = rng
         self._queries: dict[int, _Query] = {}
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _Open] = {}
         self._deadlines: list[tuple[float, int, bool]] = []
         self._last_id = 0
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
@@ -263,26 +262,23 @@ class Kademlia:
     def _answer(self, event: RequestReceived, now_ms: int) -> None:
         request = event.request
         self.table.add(Contact(event.sender, request.addresses), from_itself=True)
-        body: Found | Stored | Refused
+        body: Found | Stored | Declined
         match request.body:
             case Find():
                 body = self._found(request.body, event.sender, now_ms)
             case Store():
                 body = self._stored(request.body, event.sender, now_ms)
-        self._effects.append(SendReply(KadReply(to=request.id, body=body)))
+        self._effects.append(SendReply(Reply(request.id, body)))
 
     def _found(self, find: Find, sender: PeerId, now_ms: int) -> Found:
         contacts = self.table.closest(int.from_bytes(find.key, "big"), KAD_K, without=sender)
-        return Found(
-            contacts=tuple(KadContact(peer_id=c.peer_id, addresses=c.addresses) for c in contacts),
-            values=self.store.get(find.key, now_ms) if find.values else (),
-        )
+        return Found(tuple(contacts), self.store.get(find.key, now_ms) if find.values else ())
 
-    def _stored(self, store: Store, sender: PeerId, now_ms: int) -> Stored | Refused:
+    def _stored(self, store: Store, sender: PeerId, now_ms: int) -> Stored | Declined:
         try:
             self.store.put(store.key, store.value, sender, now_ms)
         except (RemoteProtocolError, RefusalError) as error:
-            return Refused(code=error.code, reason=str(error)[:1024])
+            return Declined(error.code, str(error)[:1024])
         return Stored()
 
     # ---- Asking ----
@@ -311,7 +307,9 @@ class Kademlia:
     def _look_up(
         self, query: _Query, target: int, now: float, now_ms: int, *, quorum: int = 0, hits: bool = False
     ) -> None:
-        lookup = Lookup(target, self._own, self.table.closest(target, KAD_K), quorum=quorum, alpha=KAD_ALPHA)
+        lookup = Lookup(
+            target, self._own, self.table.closest(target, KAD_K), known=self._known, quorum=quorum, alpha=KAD_ALPHA
+        )
         lookup.hits = int(hits)
         query.open += 1
         self._step(query, lookup, now, now_ms)
@@ -321,7 +319,7 @@ class Kademlia:
         if lookup.done:
             return
         for contact in lookup.next_requests():
-            find = Find(key=lookup.target.to_bytes(KEY_BYTES, "big"), values=lookup.quorum > 0)
+            find = Find(lookup.target.to_bytes(KEY_BYTES, "big"), lookup.quorum > 0)
             self._send(contact, find, query, lookup, now)
         if lookup.done:
             self._look_up_done(query, lookup, now, now_ms)
@@ -355,17 +353,17 @@ class Kademlia:
                 pass  # full, or the record expired while the lookup ran: the others say the same
         for contact in peers:
             query.open += 1
-            self._send(contact, Store(key=put.key, value=put.value), query, None, now)
+            self._send(contact, Store(put.key, put.value), query, None, now)
 
     def _send(self, contact: Contact, body: Find | Store, query: _Query, lookup: Lookup | None, now: float) -> None:
         self._last_id += 1
         request_id = self._last_id
         query.messages += 1
-        self._requests[request_id] = _Request(contact, query, lookup, now)
+        self._requests[request_id] = _Open(contact, query, lookup, now)
         heapq.heappush(self._deadlines, (now + KAD_HARD_S, request_id, True))
         if lookup is not None:
             heapq.heappush(self._deadlines, (now + self._soft_s, request_id, False))
-        self._effects.append(SendRequest(contact, KadRequest(id=request_id, addresses=self._addresses, body=body)))
+        self._effects.append(SendRequest(contact, Request(request_id, self._addresses, body)))
 
     # ---- Answers, failures, time ----
 
@@ -389,17 +387,15 @@ class Kademlia:
         else:
             found = event.reply.body
             valid = bool(lookup.quorum) and self._take_values(query, found.values, now_ms)
-            contacts = (self._contact(c) for c in found.contacts)
-            lookup.answered(peer, contacts, has_values=valid)
+            lookup.answered(peer, found.contacts, has_values=valid)
         if lookup.done:
             self._look_up_done(query, lookup, now, now_ms)
         else:
             self._step(query, lookup, now, now_ms)
 
-    def _contact(self, said: KadContact) -> Contact:
+    def _known(self, said: Contact) -> Contact:
         """A contact as the table knows it; hearsay only for peers that it does not know, so that no liar can have one dropped."""
-        peer = PeerId(said.peer_id)
-        return self.table.find(peer) or Contact(peer, said.addresses)
+        return self.table.find(said.peer_id) or said
 
     def _take_values(self, query: _Query, values: Iterable[bytes], now_ms: int) -> bool:
         """Keep the newest valid value of each signer; returns whether any was valid."""

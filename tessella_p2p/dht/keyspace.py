@@ -6,7 +6,7 @@ Source: P. Maymounkov, D. Mazières, "Kademlia: A Peer-to-Peer Information Syste
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tessella_p2p.base.ids import PeerId
@@ -28,12 +28,11 @@ def record_key(manifest_root: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """A peer and where it may be dialled (multiaddrs without ``/p2p``)."""
+    """A peer and where it may be dialled (multiaddrs without ``/p2p``); ``key`` is where it stands in the key space."""
 
     peer_id: PeerId
     addresses: tuple[str, ...]
+    key: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def key(self) -> int:
-        """Where the peer stands in the key space."""
-        return key_of_peer(self.peer_id)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", key_of_peer(self.peer_id))

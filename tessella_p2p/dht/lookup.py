@@ -17,9 +17,11 @@ Source: Kademlia, section 2.3; the soft deadline is ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
+from operator import attrgetter
 
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import KAD_ALPHA, KAD_K, KAD_MAX_ADDRESSES, KAD_MAX_LOOKUP_PEERS
@@ -27,6 +29,7 @@ from tessella_p2p.dht.keyspace import Contact
 
 _MAX_TRIES = 2
 """How often a lookup asks one peer, if other addresses of it turn up after a failure."""
+_distance: Callable[[_Candidate], int] = attrgetter("distance")
 
 
 class _State(Enum):
@@ -40,6 +43,7 @@ class _State(Enum):
 @dataclass(slots=True)
 class _Candidate:
     contact: Contact
+    distance: int
     state: _State
     hops: int
     tries: int = 0
@@ -52,6 +56,7 @@ class Lookup:
         target: the key.
         own: this node, which is never asked.
         seeds: contacts to begin with.
+        known: gives a contact as this node knows it itself, in the place of what another says; by default as it is said.
         quorum: peers with values after which it ends early; 0 looks for peers only.
     """
 
@@ -61,6 +66,7 @@ class Lookup:
         own: PeerId,
         seeds: Iterable[Contact],
         *,
+        known: Callable[[Contact], Contact] = lambda contact: contact,
         quorum: int = 0,
         alpha: int = KAD_ALPHA,
         size: int = KAD_K,
@@ -71,17 +77,18 @@ class Lookup:
         self.messages = 0
         self.done = False
         self._own = own
+        self._known = known
         self._alpha = alpha
         self._size = size
         self._asked = 0
         self._candidates: dict[PeerId, _Candidate] = {}
-        self._order: list[PeerId] = []
+        self._order: list[_Candidate] = []  # by distance
         self._learn(seeds, 1)
 
     @property
     def hops(self) -> int:
         """How many referrals away the closest peer that answered was."""
-        return next((c.hops for c in self._ordered() if c.state is _State.ANSWERED), 0)
+        return next((c.hops for c in self._order if c.state is _State.ANSWERED), 0)
 
     def next_requests(self) -> list[Contact]:
         """Whom to ask now; they count as asked. Sets ``done`` when there is nobody left to ask or to wait for."""
@@ -89,13 +96,14 @@ class Lookup:
         if self.done:
             return requests
         alive, waits, slow = 0, False, False
-        for candidate in self._ordered():
-            if candidate.state is _State.FAILED:
+        for candidate in self._order:
+            state = candidate.state
+            if state is _State.FAILED:
                 continue
-            if candidate.state is _State.SLOW:
+            if state is _State.SLOW:
                 slow = True
                 continue
-            if candidate.state is _State.NEW:
+            if state is _State.NEW:
                 waits = True
                 if self._asked >= self._alpha:
                     break
@@ -104,7 +112,7 @@ class Lookup:
                 self._asked += 1
                 self.messages += 1
                 requests.append(candidate.contact)
-            elif candidate.state is _State.ASKED:
+            elif state is _State.ASKED:
                 waits = True
             alive += 1
             if alive >= self._size:
@@ -135,10 +143,7 @@ class Lookup:
 
     def closest(self) -> list[Contact]:
         """The k closest peers that answered, closest first."""
-        return [c.contact for c in self._ordered() if c.state is _State.ANSWERED][: self._size]
-
-    def _ordered(self) -> Iterable[_Candidate]:
-        return (self._candidates[peer] for peer in self._order)
+        return [c.contact for c in self._order if c.state is _State.ANSWERED][: self._size]
 
     def _leave(self, peer: PeerId, state: _State) -> _Candidate | None:
         candidate = self._candidates.get(peer)
@@ -151,33 +156,38 @@ class Lookup:
 
     def _learn(self, contacts: Iterable[Contact], hops: int) -> None:
         before = len(self._order)
-        for contact, _ in zip(contacts, range(self._size), strict=False):
-            peer = contact.peer_id
-            if peer == self._own or not contact.addresses:
-                continue
-            candidate = self._candidates.get(peer)
-            if candidate is None:
-                self._candidates[peer] = _Candidate(contact, _State.NEW, hops)
-                self._order.append(peer)
-            else:
-                self._merge(candidate, contact.addresses)
+        for contact in islice(contacts, self._size):
+            candidate = self._candidates.get(contact.peer_id)
+            if candidate is not None:
+                if candidate.contact.addresses != contact.addresses:
+                    self._merge(candidate, contact.addresses)
+            elif contact.peer_id != self._own and contact.addresses:
+                candidate = _Candidate(self._known(contact), contact.key ^ self.target, _State.NEW, hops)
+                self._candidates[contact.peer_id] = candidate
+                self._order.append(candidate)
         if len(self._order) == before:
             return
-        self._order.sort(key=lambda peer: self._candidates[peer].contact.key ^ self.target)
-        # Only the unasked are forgotten: a reply to the others is still under way.
-        for peer in reversed(self._order[KAD_MAX_LOOKUP_PEERS:]):
-            if self._candidates[peer].state is _State.NEW:
-                del self._candidates[peer]
-                self._order.remove(peer)
+        self._order.sort(key=_distance)
+        if len(self._order) > KAD_MAX_LOOKUP_PEERS:
+            # Only the unasked are forgotten: a reply to the others is still under way.
+            kept, far = self._order[:KAD_MAX_LOOKUP_PEERS], self._order[KAD_MAX_LOOKUP_PEERS:]
+            for candidate in far:
+                if candidate.state is _State.NEW:
+                    del self._candidates[candidate.contact.peer_id]
+                else:
+                    kept.append(candidate)
+            self._order = kept
 
     def _merge(self, candidate: _Candidate, addresses: tuple[str, ...]) -> None:
         """Take other addresses for a peer that was not asked, or failed: the first who named it may have lied about where it is."""
         if candidate.state not in (_State.NEW, _State.FAILED):
             return
-        known = candidate.contact.addresses
-        merged = tuple(dict.fromkeys((*addresses, *known)))[:KAD_MAX_ADDRESSES]
+        contact = candidate.contact
+        if all(address in contact.addresses for address in addresses):
+            return
         if candidate.state is _State.FAILED:
-            if candidate.tries >= _MAX_TRIES or all(address in known for address in addresses):
+            if candidate.tries >= _MAX_TRIES:
                 return
             candidate.state = _State.NEW
-        candidate.contact = Contact(candidate.contact.peer_id, merged)
+        merged = dict.fromkeys((*addresses, *contact.addresses))
+        candidate.contact = Contact(contact.peer_id, tuple(merged)[:KAD_MAX_ADDRESSES])

@@ -26,13 +26,8 @@ RecordBytes = Annotated[bytes, Field(min_length=1, max_length=KAD_MAX_VALUE_BYTE
 ContactAddresses = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=MAX_ADDRESS_CHARS)], ...], Field(max_length=KAD_MAX_ADDRESSES)
 ]
-
-
-class KadContact(Message):
-    """Where a peer may be dialled, as somebody says; the dial itself proves or refutes it."""
-
-    peer_id: Peer
-    addresses: ContactAddresses
+KadContact = tuple[Peer, ContactAddresses]
+"""A peer id and where that peer may be dialled, as somebody says; the dial itself proves or refutes it."""
 
 
 class Find(Message):
