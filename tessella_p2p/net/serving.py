@@ -58,7 +58,9 @@ class Handlers:
             await stream.aclose()
 
     def _record(self, protocol: str, peer: PeerId, error: BaseException) -> None:
-        if isinstance(error, trio.Cancelled):
+        if isinstance(error, trio.Cancelled) or (
+            isinstance(error, BaseExceptionGroup) and error.split(trio.Cancelled)[1] is None
+        ):
             return
         self.failures[protocol] += 1
         if isinstance(error, TransportError | RemoteProtocolError):
