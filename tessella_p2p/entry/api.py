@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -86,8 +86,8 @@ class Generation(Protocol):
         """What was admitted."""
         ...
 
-    def events(self) -> AsyncIterator[GenerationEvent]:
-        """`Delta` after `Delta`, then one `Finished`. Raises a `TessellaError` when no stage can go on."""
+    def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """`Delta` after `Delta`, then one `Finished`; iterate it under `aclosing`. Raises a `TessellaError` when no stage can go on."""
         ...
 
 

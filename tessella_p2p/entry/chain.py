@@ -336,14 +336,17 @@ class TokenTable:
             await chain.send_receipts()
 
         reason: TessellaError = StreamReset(f"{stream.peer} ended the token stream")
+        failure: TessellaError | None = None
         try:
-            async with trio.open_nursery(strict_exception_groups=False) as nursery:
+            async with trio.open_nursery() as nursery:
                 nursery.start_soon(receipts)
-                await link.run(on_frame)
+                try:
+                    await link.run(on_frame)
+                except TessellaError as error:
+                    failure = reason = error
                 nursery.cancel_scope.cancel()
-        except TessellaError as error:
-            reason = error
-            raise
         finally:
             if chain is not None:
                 chain.token_stream_lost(reason)
+        if failure is not None:
+            raise failure

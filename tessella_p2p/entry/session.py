@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
 
 import structlog
@@ -113,7 +113,7 @@ class Session:
         if chain is not None:
             await self._host.end_chain(chain)
 
-    async def events(self) -> AsyncIterator[GenerationEvent]:
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Deltas, then one `Finished`."""
         reason: Literal["stop", "length"] = "length"
         while len(self._sampled) < self._prepared.max_tokens:

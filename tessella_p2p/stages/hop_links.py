@@ -6,7 +6,8 @@ bounded, and frames that wait together leave in one send.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 import trio
@@ -22,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 _READ_BYTES = 256 * KIB
 _JOIN_BYTES = 64 * KIB
+_CLOSE_S = 1.0
 
 LinkKey = tuple[SessionId, int]
 """(session, epoch)."""
@@ -74,6 +76,7 @@ class FrameLink:
         self._stream = stream
         self._send, self._receive = trio.open_memory_channel[bytes](MAX_QUEUED_FRAMES)
         self.lost = False
+        self._ended = False
 
     @property
     def peer(self) -> PeerId:
@@ -90,22 +93,33 @@ class FrameLink:
             RemoteProtocolError: the peer broke a rule.
             StreamReset: the stream broke.
         """
+        failure: TessellaError | None = None
+
+        async def ending(half: Callable[[], Awaitable[None]]) -> None:
+            nonlocal failure
+            try:
+                await half()
+            except TessellaError as error:  # the first one counts: the other half fails of it
+                failure = failure or error
+            nursery.cancel_scope.cancel()
+
         try:
-            async with trio.open_nursery(strict_exception_groups=False) as nursery:
-                nursery.start_soon(self._write)
-                reader = FrameReader(self._stream)
-                while (frame := await reader.receive()) is not None:
-                    on_frame(frame)
-                nursery.cancel_scope.cancel()
-        except BaseException:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
-                await self._stream.reset()
-            raise
-        else:
-            await self._stream.aclose()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ending, self._write)
+                await ending(partial(self._read, on_frame))
         finally:
             self.lost = True
             self._receive.close()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
+                await (self._stream.aclose() if self._ended and failure is None else self._stream.reset())
+        if failure is not None:
+            raise failure
+
+    async def _read(self, on_frame: Callable[[Frame], None]) -> None:
+        reader = FrameReader(self._stream)
+        while (frame := await reader.receive()) is not None:
+            on_frame(frame)
+        self._ended = True
 
     async def _write(self) -> None:
         async for first in self._receive:

@@ -118,7 +118,7 @@ class StageSession:
 
         Never raises a `TessellaError`: what went wrong goes upstream as a typed ERROR frame.
         """
-        async with trio.open_nursery(strict_exception_groups=False) as links:  # the last receipt outlives the steps
+        async with trio.open_nursery() as links:  # the last receipt outlives the steps
             failure: TessellaError | None = None
             try:
                 with self._scope:

@@ -1,0 +1,354 @@
+"""A simulated mesh: bootstrap nodes, one orchestrator and any number of nodes, each with the roles that a daemon has.
+
+What differs from a daemon: the network is in memory, time is virtual, the engine is a toy, and the disk is not waited for. Every
+random choice comes from one seeded generator per node, so a seed gives one run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from tessella_p2p.base.errors import InvalidRequest
+from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
+from tessella_p2p.dht.service import Discovery
+from tessella_p2p.entry.api import Finished, GenerateRequest
+from tessella_p2p.entry.codec import TextDecoder
+from tessella_p2p.entry.service import ServedModel
+from tessella_p2p.ledger.blocking import in_place
+from tessella_p2p.ledger.proof_log import ProofLog
+from tessella_p2p.ledger.store import LedgerStore
+from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork
+from tessella_p2p.net.virtual_clock import VirtualClock
+from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
+from tessella_p2p.orchestrator.service import Orchestrator
+from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
+from tessella_p2p.orchestrator.terms import ServedModel as OrchestratedModel
+from tessella_p2p.stages.engine import SampleAt, Sampled, SessionKey, StepInput
+from tessella_p2p.stages.service import StageService
+from tessella_p2p.stages.toy import ToyEngine, ToyModel
+from tessella_p2p.wire.envelope import ClockSequencer
+from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.service import Offer
+
+MODEL_ID = "toy"
+RECIPE = "f32"
+ROOT = hashlib.sha256(b"toy manifest").digest()
+CONTRACT = hashlib.sha256(b"toy contract").digest()
+START_MS = 1_750_000_000_000
+"""The date at which every simulation begins."""
+CLAIM_MB = 1024
+_MAP_BYTES = 64 << 20
+_ROW_S = 0.002
+"""Virtual seconds of compute for a turn's first row; more rows cost a tenth each."""
+
+
+class SimulatedClock:
+    """The date under virtual time; a node's clock may be off by ``skew_ms``."""
+
+    def __init__(self, clock: VirtualClock, skew_ms: int = 0) -> None:
+        self._clock = clock
+        self.skew_ms = skew_ms
+
+    def unix_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        return START_MS + int(self._clock.now * 1000) + self.skew_ms
+
+
+class ToyText:
+    """Token ids as hexadecimal words."""
+
+    def push(self, token_id: int) -> str:
+        """The token's word."""
+        return f"{token_id:x} "
+
+    def flush(self) -> str:
+        """Nothing is ever held back."""
+        return ""
+
+
+class ToyCodec:
+    """The text side of a `ToyModel`; implements `entry.codec.PromptCodec`. No token ends an answer."""
+
+    def __init__(self, model: ToyModel) -> None:
+        self.total_layers = model.layers
+        self.vocabulary = model.vocabulary
+        self.end_ids: frozenset[int] = frozenset()
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """A toy has no template."""
+        raise InvalidRequest("the toy model has no chat template", "messages")
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """One token a character."""
+        return [ord(character) % self.vocabulary for character in prompt]
+
+    def decoder(self) -> TextDecoder:
+        """A fresh decoder."""
+        return ToyText()
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """What is simulated.
+
+    Attributes:
+        layers: of the toy model.
+        min_stages: how many stages the model is split into at least.
+        bootstraps: bootstrap nodes.
+        compute_s: virtual seconds of a turn's first row on every stage.
+    """
+
+    layers: int = 12
+    min_stages: int = 3
+    bootstraps: int = 1
+    compute_s: float = _ROW_S
+    checkpoint_s: float = 5.0
+    hop_timeout_s: float = 10.0
+
+
+@dataclass(slots=True)
+class SimulatedNode:
+    """One node. ``roles`` is None while it is down; key and folder outlive its restarts."""
+
+    index: int
+    key: NodeKey
+    folder: Path
+    rng: random.Random
+    roles: NodeRoles | None = None
+    scope: trio.CancelScope | None = None
+    starts: int = 0
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Its identity."""
+        return self.key.peer_id
+
+
+@dataclass(slots=True)
+class SimulatedMesh:
+    """A running simulation. Make it with `simulate`."""
+
+    shape: MeshShape
+    seed: int
+    folder: Path
+    clock: VirtualClock
+    fabric: MemoryFabric
+    nursery: trio.Nursery
+    model: ToyModel
+    store: LedgerStore
+    orchestrator_key: NodeKey
+    orchestrator: Orchestrator | None = None
+    orchestrator_scope: trio.CancelScope | None = None
+    bootstrap_addresses: list[str] = field(default_factory=list)
+    nodes: list[SimulatedNode] = field(default_factory=list)
+
+    @property
+    def orchestrator_address(self) -> str:
+        """Where the orchestrator always is."""
+        return "/ip4/10.255.0.1/tcp/9090"
+
+    def date(self) -> SimulatedClock:
+        """A clock that is right."""
+        return SimulatedClock(self.clock)
+
+    # ---- starting and stopping ----
+
+    async def start_bootstrap(self, index: int) -> None:
+        """Start a bootstrap node."""
+        key = _key(self.seed, "bootstrap", index)
+        address = f"/ip4/10.254.0.{index + 1}/tcp/9070"
+        self.bootstrap_addresses.append(f"{address}/p2p/{key.peer_id}")
+        await self.nursery.start(self._run_bootstrap, key, address, random.Random(f"{self.seed} bootstrap {index}"))
+
+    async def _run_bootstrap(
+        self, key: NodeKey, address: str, rng: random.Random, task_status: trio.TaskStatus[None]
+    ) -> None:
+        async with MemoryNetwork.open(self.fabric, key.peer_id, address) as network:
+            discovery = Discovery(network, self.date(), rng, pins=frozenset())
+            await discovery.run(task_status=task_status)
+
+    async def start_orchestrator(self) -> None:
+        """Start the orchestrator, or start it again on its ledger."""
+        await self.nursery.start(self._run_orchestrator)
+
+    async def _run_orchestrator(self, task_status: trio.TaskStatus[None]) -> None:
+        key = self.orchestrator_key
+        with trio.CancelScope() as scope:
+            self.orchestrator_scope = scope
+            async with MemoryNetwork.open(self.fabric, key.peer_id, self.orchestrator_address) as network:
+                terms = ModelTerms(total_layers=self.shape.layers, layer_mb=8, kv_mb=2, embedding_mb=8, head_mb=8)
+                served = OrchestratedModel(MODEL_ID, ROOT, CONTRACT, self.shape.layers, {(RECIPE, ANY_DEVICE): terms})
+                sequencer = ClockSequencer(self.store.sequence_floor())
+                self.orchestrator = Orchestrator(
+                    network,
+                    key,
+                    self.date(),
+                    self.store,
+                    models=[served],
+                    recipe=RECIPE,
+                    sequencer=sequencer,
+                    min_stages=self.shape.min_stages,
+                    run_blocking=in_place,
+                )
+                await self.orchestrator.run(task_status=task_status)
+        self.orchestrator = None
+
+    def crash_orchestrator(self) -> None:
+        """End the orchestrator's process at once; its ledger stays."""
+        self.fabric.crash(self.orchestrator_key.peer_id)
+        if self.orchestrator_scope is not None:
+            self.orchestrator_scope.cancel()
+
+    def add_node(self) -> SimulatedNode:
+        """One more node, not started yet."""
+        index = len(self.nodes)
+        node = SimulatedNode(
+            index,
+            _key(self.seed, "node", index),
+            self.folder / f"node-{index}",
+            random.Random(f"{self.seed} node {index}"),
+        )
+        self.nodes.append(node)
+        return node
+
+    async def start_node(self, node: SimulatedNode) -> None:
+        """Start a node, or start it again after a crash."""
+        await self.nursery.start(self._run_node, node)
+
+    async def _run_node(self, node: SimulatedNode, task_status: trio.TaskStatus[None]) -> None:
+        with (
+            trio.CancelScope() as scope,
+            closing(ProofLog(node.folder / "proofs", _MAP_BYTES, sync=False)) as proof_log,
+        ):
+            node.scope = scope
+            node.starts += 1
+            try:
+                async with MemoryNetwork.open(self.fabric, node.peer_id) as network:
+                    node.roles = NodeRoles(self._plan(), self._surroundings(node, network, proof_log))
+                    await node.roles.run(task_status=task_status)
+            finally:
+                node.roles = None
+
+    def crash_node(self, node: SimulatedNode) -> None:
+        """End a node's process at once: nothing more is sent or written."""
+        if node.scope is not None:
+            self.fabric.crash(node.peer_id)
+            node.scope.cancel()
+
+    def _surroundings(self, node: SimulatedNode, network: MemoryNetwork, proof_log: ProofLog) -> Surroundings:
+        async def load(layers: LayerRange) -> StageService:
+            await trio.sleep(1.0 + node.rng.random())
+            engine = ToyEngine(self.model, layers)
+            first_s = self.shape.compute_s
+            return StageService(engine, inline=True, compute_s=lambda rows: first_s * (1 + (rows - 1) / 10))
+
+        return Surroundings(
+            network=network,
+            key=node.key,
+            clock=self.date(),
+            sequencer=ClockSequencer(proof_log.sequence_floor()),
+            rng=node.rng,
+            random_bytes=node.rng.randbytes,
+            run_blocking=in_place,
+            proof_log=proof_log,
+            load=load,
+        )
+
+    def _plan(self) -> NodePlan:
+        return NodePlan(
+            model=ServedModel(MODEL_ID, ToyCodec(self.model), ROOT, (RECIPE,)),
+            orchestrator=self.orchestrator_key.peer_id,
+            orchestrator_address=self.orchestrator_address,
+            offer=Offer(MODEL_ID, ROOT, CONTRACT, self.shape.layers, RECIPE, CLAIM_MB, "cpu"),
+            bootstrap=tuple(self.bootstrap_addresses),
+            hop_timeout_s=self.shape.hop_timeout_s,
+            checkpoint_s=self.shape.checkpoint_s,
+        )
+
+    # ---- use ----
+
+    async def wait_listed(self, node: SimulatedNode, timeout_s: float = 120.0) -> None:
+        """Wait until ``node``, as an entry, has a complete route. Raises `trio.TooSlowError`."""
+        with trio.fail_after(timeout_s):
+            while node.roles is None or not node.roles.entry.model_ids():
+                await trio.sleep(0.25)  # noqa: ASYNC110 - virtual time, and the node may be replaced meanwhile
+
+    async def ask(self, node: SimulatedNode, prompt: Sequence[int], max_tokens: int) -> Finished:
+        """One request through ``node``.
+
+        Raises:
+            TessellaError: as the entry raises it.
+        """
+        assert node.roles is not None
+        request = GenerateRequest(model=MODEL_ID, prompt_ids=prompt, max_tokens=max_tokens)
+        finished: Finished | None = None
+        async with node.roles.entry.generate(request) as generation, aclosing(generation.events()) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    finished = event
+        assert finished is not None, "a generation ends with Finished"
+        return finished
+
+    def expected(self, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+        """What the whole toy in one piece answers: the truth that every route has to give."""
+        return whole_model_tokens(self.model, prompt, max_tokens)
+
+
+def whole_model_tokens(model: ToyModel, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+    """Greedy tokens of a toy in one piece, without any network."""
+    engine = ToyEngine(model, LayerRange(0, model.layers), max_positions=len(prompt) + max_tokens)
+    key = SessionKey(SessionId(bytes(16)), 0)
+    engine.open_session(key, len(prompt) + max_tokens)
+    tokens: list[int] = []
+    ids, position = list(prompt), 0
+    while len(tokens) < max_tokens:
+        body = b"".join(token.to_bytes(4, "little") for token in ids)
+        (answer,) = engine.forward([StepInput(key, position, len(ids), DType.U32, body, SampleAt(0.0, 0))])
+        assert isinstance(answer, Sampled)
+        position += len(ids)
+        ids = [answer.token_id]
+        tokens.append(answer.token_id)
+    return tuple(tokens)
+
+
+def _key(seed: int, role: str, index: int) -> NodeKey:
+    return NodeKey(hashlib.sha256(f"{seed} {role} {index}".encode()).digest())
+
+
+@asynccontextmanager
+async def simulate(
+    shape: MeshShape, seed: int, folder: Path, clock: VirtualClock, fabric: MemoryFabric | None = None
+) -> AsyncIterator[SimulatedMesh]:
+    """A mesh with its bootstrap nodes and orchestrator running, and no node yet. Run it under ``clock``.
+
+    Args:
+        folder: an empty folder for ledgers and proof logs.
+        fabric: what lies between the nodes; log-normal latencies with a median of 50 ms by default.
+    """
+    fabric = fabric or MemoryFabric(random.Random(f"{seed} network"), clock)
+    with closing(LedgerStore(folder / "ledger", _MAP_BYTES, sync=False)) as store:
+        async with trio.open_nursery() as nursery:
+            mesh = SimulatedMesh(
+                shape=shape,
+                seed=seed,
+                folder=folder,
+                clock=clock,
+                fabric=fabric,
+                nursery=nursery,
+                model=ToyModel(shape.layers),
+                store=store,
+                orchestrator_key=_key(seed, "orchestrator", 0),
+            )
+            for index in range(shape.bootstraps):
+                await mesh.start_bootstrap(index)
+            await mesh.start_orchestrator()
+            yield mesh
+            nursery.cancel_scope.cancel()
