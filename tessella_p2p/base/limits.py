@@ -150,7 +150,6 @@ MAX_TEMPLATE_WORK = 32 * MIB
 """Work units that one rendering may spend: about one per character that it copies, 1,024 per turn of a loop."""
 MAX_PROMPT_CHARS = 2 * MIB
 """Characters of one prompt, rendered or raw."""
-MAX_CHAT_MESSAGES = 2048
 MAX_TOKEN_CHARS = 1024
 """One token of a vocabulary."""
 

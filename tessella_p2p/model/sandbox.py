@@ -26,7 +26,7 @@ from tessella_p2p.base.limits import MAX_TEMPLATE_WORK
 
 _TURN: Final = 1024
 """Work units of one turn of a loop, one call, one operation."""
-_ITEM: Final = 16
+_ITEM: Final = 64
 """Work units of one element of a list or mapping that is copied, compared or printed."""
 _MAX_RANGE: Final = 10_000
 _MAX_REASON_CHARS: Final = 500
@@ -41,6 +41,9 @@ _FILTERS: Final = (
     "abs", "capitalize", "count", "d", "default", "dictsort", "first", "float", "int", "items", "last", "length", "list",
     "lower", "map", "max", "min", "reverse", "round", "sort", "string", "title", "trim", "unique", "upper",
 )  # fmt: skip
+_FREE_FILTERS: Final = frozenset({"count", "d", "default", "first", "last", "length"})
+_SHALLOW_FILTERS: Final = frozenset({"items", "list", "reject", "rejectattr", "reverse", "select", "selectattr"})
+"""Filters that copy a list and leave what it holds alone."""
 _STRING_METHODS: Final = frozenset(
     {
         "capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdigit", "islower", "isspace", "isupper",
@@ -76,24 +79,36 @@ class Budget:
         if self.left < 0:
             raise OutOfBudget("the template wants to loop or to write more than a chat template may")
 
-    def spend_for(self, value: object) -> None:
-        """Pay for reading or copying all of ``value``; shared parts of a structure count each time that they occur."""
+    def spend_for_copy(self, value: object) -> None:
+        """Pay for one string or list, not for what the list holds.
+
+        Raises:
+            OutOfBudget: when it costs more than is left, or is a number that only grows.
+        """
+        if isinstance(value, str | bytes):
+            self.spend(len(value) + 1)
+        elif isinstance(value, Mapping | list | tuple | set | frozenset):
+            self.spend(_ITEM * len(value) + 1)
+        elif isinstance(value, int) and value.bit_length() > _MAX_NUMBER_BITS:
+            raise OutOfBudget("the template computes with numbers of hundreds of digits")
+        else:
+            self.spend(1)
+
+    def spend_for_all(self, value: object) -> None:
+        """Pay for reading all that ``value`` holds; shared parts of a structure count each time that they occur.
+
+        Raises:
+            OutOfBudget: as `spend_for_copy`.
+        """
         pending = [value]
         while pending:
             item = pending.pop()
-            if isinstance(item, str | bytes):
-                self.spend(len(item) + 1)
-            elif isinstance(item, Mapping):
-                self.spend(_ITEM * len(item) + 1)
+            self.spend_for_copy(item)
+            if isinstance(item, Mapping):
                 pending.extend(item.keys())
                 pending.extend(item.values())
             elif isinstance(item, list | tuple | set | frozenset):
-                self.spend(_ITEM * len(item) + 1)
                 pending.extend(item)
-            elif isinstance(item, int) and item.bit_length() > _MAX_NUMBER_BITS:
-                raise OutOfBudget("the template computes with numbers of hundreds of digits")
-            else:
-                self.spend(1)
 
 
 class _Metering(NodeTransformer):
@@ -131,25 +146,32 @@ class _Metering(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
+            node.node = _through("_copied", node.node)
+        return node
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if node.node is not None and node.name not in _FREE_FILTERS:
+            node.node = _through("_copied" if node.name in _SHALLOW_FILTERS else "_paid", node.node)
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if node.args:
             node.node = _through("_paid", node.node)
         return node
 
-    def _pay_for_operand(self, node: nodes.Filter | nodes.Test) -> nodes.Node:
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        if node.node is not None:
-            node.node = _through("_paid", node.node)
-        return node
+        return _through("_copied", node)
 
-    def _pay_for_result(self, node: nodes.List | nodes.Dict) -> nodes.Node:
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _through("_paid", node)
+        return _through("_copied", node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _through("_paid", node) if node.ctx == "load" else node  # the other one is the target of an assignment
-
-    visit_Filter = visit_Test = _pay_for_operand  # noqa: N815
-    visit_List = visit_Dict = _pay_for_result  # noqa: N815
+        return _through("_copied", node) if node.ctx == "load" else node  # the other one is the target of an assignment
 
 
 def _through(name: str, node: nodes.Node) -> nodes.Filter:
@@ -165,6 +187,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], cache_size=0)
         self.filters = {name: self.filters[name] for name in _FILTERS} | {
+            "_copied": _copied,
             "_paid": _paid,
             "_turns": _turns,
             "join": _join,
@@ -208,8 +231,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Pay for an operation that can make much out of little, then do it."""
         budget = _budget(context)
-        budget.spend_for(left)
-        budget.spend_for(right)
+        budget.spend_for_copy(left)
+        budget.spend_for_copy(right)
         if operator == "**" or (operator == "%" and isinstance(left, str | bytes)):
             raise SecurityError(f"operator {operator} on {type(left).__name__} is not used in chat templates")
         if operator == "*":
@@ -221,9 +244,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         budget = _budget(__context)
         budget.spend(_TURN)
         receiver = getattr(__obj, "__self__", None)
-        budget.spend_for(receiver if isinstance(receiver, str | Mapping | list | tuple) else None)
-        budget.spend_for(args)
-        budget.spend_for(kwargs)
+        budget.spend_for_copy(receiver if isinstance(receiver, str | Mapping | list | tuple) else None)
+        for argument in (*args, *kwargs.values()):
+            budget.spend_for_copy(argument)
         if isinstance(receiver, str) and __obj.__name__ == "replace" and len(args) >= 2:
             _pay_for_replacing(budget, receiver, *args[:2])
         return super().call(__context, __obj, *args, **kwargs)
@@ -277,9 +300,16 @@ def _pay_for_replacing(budget: Budget, text: str, old: object, new: object) -> N
 
 
 @jinja2.pass_context
+def _copied(context: Context, value: object) -> object:
+    """The value itself, once a copy of it is paid for."""
+    _budget(context).spend_for_copy(value)
+    return value
+
+
+@jinja2.pass_context
 def _paid(context: Context, value: object) -> object:
-    """The value itself, once it is paid for."""
-    _budget(context).spend_for(value)
+    """The value itself, once all that it holds is paid for."""
+    _budget(context).spend_for_all(value)
     return value
 
 
@@ -297,8 +327,8 @@ def _join(context: Context, items: Iterable[object], separator: object = "") -> 
     budget = _budget(context)
     parts: list[str] = []
     for item in _turns(context, items):
-        budget.spend_for(item)
-        budget.spend_for(separator)
+        budget.spend_for_all(item)
+        budget.spend_for_all(separator)
         parts.append(str(item))
     return str(separator).join(parts)
 
@@ -325,7 +355,7 @@ def _tojson(
     if separators is not None and max(map(len, separators)) > 16:
         raise SecurityError("tojson: separators of at most 16 characters are accepted")
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    _budget(context).spend_for(text)
+    _budget(context).spend_for_copy(text)
     return text
 
 
@@ -337,7 +367,7 @@ def _per_item(filter_: Callable[..., Iterable[object]]) -> Callable[..., list[ob
         budget = _budget(context)
         kept = list(_turns(context, items))
         before = budget.left
-        budget.spend_for((args, kwargs))
+        budget.spend_for_all((args, kwargs))
         budget.spend((before - budget.left) * len(kept))
         return list(filter_(context, kept, *args, **kwargs))
 
