@@ -256,7 +256,8 @@ class Chain:
         Raises:
             MalformedMessage: no token, or more of them than were asked for.
         """
-        if frame.kind is Kind.CLOSE:
+        if frame.kind is Kind.CLOSE:  # the tail ends: it needs the last receipt
+            self._send_receipt()
             return
         if (frame.session, frame.epoch) != self.key or not self._inbox.put(frame):
             raise MalformedMessage("a token stream that sends something else than this session's tokens")

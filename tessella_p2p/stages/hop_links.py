@@ -76,7 +76,6 @@ class FrameLink:
         self._stream = stream
         self._send, self._receive = trio.open_memory_channel[bytes](MAX_QUEUED_FRAMES)
         self.lost = False
-        self._ended = False
 
     @property
     def peer(self) -> PeerId:
@@ -84,7 +83,7 @@ class FrameLink:
         return self._stream.peer
 
     async def run(self, on_frame: Callable[[Frame], None]) -> None:
-        """Move frames until the peer ends the stream or it breaks; then the link is lost for good.
+        """Move frames until either side ends the stream or it breaks; then the link is lost for good. Cancelled, it is reset.
 
         Args:
             on_frame: called for each frame, in order; it must not block. What it raises ends the link.
@@ -94,6 +93,7 @@ class FrameLink:
             StreamReset: the stream broke.
         """
         failure: TessellaError | None = None
+        graceful = False
 
         async def ending(half: Callable[[], Awaitable[None]]) -> None:
             nonlocal failure
@@ -107,11 +107,12 @@ class FrameLink:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ending, self._write)
                 await ending(partial(self._read, on_frame))
+            graceful = failure is None
         finally:
             self.lost = True
             self._receive.close()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
-                await (self._stream.aclose() if self._ended and failure is None else self._stream.reset())
+                await (self._stream.aclose() if graceful else self._stream.reset())
         if failure is not None:
             raise failure
 
@@ -119,7 +120,6 @@ class FrameLink:
         reader = FrameReader(self._stream)
         while (frame := await reader.receive()) is not None:
             on_frame(frame)
-        self._ended = True
 
     async def _write(self) -> None:
         async for first in self._receive:
@@ -143,16 +143,20 @@ class FrameLink:
         try:
             with trio.fail_after(timeout_s):
                 await self._send.send(encode_frame(frame))
-        except trio.BrokenResourceError as error:
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise StreamReset(f"the stream to {self.peer} is gone") from error
         except trio.TooSlowError as error:
             raise HopTimeout(f"{self.peer} took no frame for {timeout_s:.0f} s") from error
+
+    def end(self) -> None:
+        """Send what is queued, then close the stream; `run` returns."""
+        self._send.close()
 
     def send_nowait(self, frame: Frame) -> bool:
         """Queue a frame if there is room; False when there is none or the link is lost."""
         try:
             self._send.send_nowait(encode_frame(frame))
-        except (trio.WouldBlock, trio.BrokenResourceError):
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True
 

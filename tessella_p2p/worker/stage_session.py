@@ -40,6 +40,7 @@ FINAL_RECEIPT_S = 2.0
 UNRECEIPTED_CHECKPOINTS = 3
 """A receiver that gives no receipt for so many checkpoints is dropped."""
 _CLEAN_UP_S = 10.0
+_TOKEN_STREAM_END_S = 1.0
 
 
 class ProofSink(Protocol):
@@ -131,7 +132,7 @@ class StageSession:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLEAN_UP_S):
                     await self._stage.close(self._key)
                     await self._finish(failure)
-                links.cancel_scope.cancel()
+                links.cancel_scope.deadline = trio.current_time() + _TOKEN_STREAM_END_S
 
     # ---- opening ----
 
@@ -297,6 +298,8 @@ class StageSession:
             self._down.send_nowait(Frame(Kind.CLOSE, session, epoch))
             if self._meter.unconfirmed_steps:
                 await self._await_final_receipt()
+            if self._opening.is_tail:
+                self._down.end()
             self._context.links.detach(self._opening.downstream, self._opening.key, self._inbox)
         self._inbox.close()
         if self._opening.ticket is not None and self._meter.confirmed is not None:
