@@ -45,6 +45,7 @@ NOT_SUPPORTED: Final[Mapping[str, tuple[object, str]]] = {
     "streak_window_secs": (30.0, "out-of-memory failures are not counted"),
     "public_api_port": (None, "no API address is announced"),
     "public_api_url": (None, "no API address is announced"),
+    "device": ("cpu", "layers are computed on the CPU"),
     "quantization": (None, 'weights are kept as the recipe says, and recipe = "int4" is the small one'),
     "canary_mode": ("off", "there are no audits that a canary would serve"),
     "model_cache_prune": ("off", "a stage maps its layers out of one local file, so there are no shards to delete"),
@@ -125,10 +126,12 @@ P2pHost = Annotated[IpAddress, Field(description="the address that peers reach t
 P2pPort = Annotated[Port, Field(description="the TCP port for peers; 0 takes a free one")]
 DataDir = Annotated[FilePath, Field(description="the folder of this node's journal and databases")]
 ModelsDir = Annotated[FilePath, Field(description="the folder of pulled models")]
-RecipeName = Annotated[Literal["f32", "int4"], Field(description="f32 is exact, int4 is fast; a mesh has one of them")]
+RecipeName = Annotated[
+    Literal["f32", "int4"], Field(description="the arithmetic: f32 is exact, int4 is fast; a mesh has one")
+]
 MaxPositions = Annotated[
-    Whole,
-    Field(ge=1, le=MAX_POSITIONS, description="the longest session, prompt and answer; else the model's own limit"),
+    Annotated[Whole, Field(ge=1, le=MAX_POSITIONS)] | None,
+    Field(description="the longest session, prompt and answer; else the model's own limit"),
 ]
 
 
@@ -159,7 +162,8 @@ class RoleConfig(Settings):
         Literal["debug", "info", "warning", "error"], Field(description="what is logged: this level and above")
     ] = "info"
     log_format: Annotated[
-        Literal["auto", "console", "json"], Field(description="auto: console on a terminal, JSON lines elsewhere")
+        Literal["auto", "console", "json"],
+        Field(description="how lines look; auto is console on a terminal and JSON elsewhere"),
     ] = "auto"
     ready_file: Annotated[
         FilePath | None, _FLAG_ONLY, Field(description="where the node writes its addresses once it is up")
@@ -177,7 +181,9 @@ class ModelRoleConfig(RoleConfig):
     """What the roles have that know a model."""
 
     default_model: Annotated[
-        Text, Spelling(flags=("--model-id",)), Field(description="the model: a catalogue id, a GGUF file or its folder")
+        Text,
+        Spelling(flags=("--model-id",), variables=("TESSELLA_MODEL_ID",)),
+        Field(description="the model: a catalogue id, a GGUF file or its folder"),
     ] = SMOLLM2_135M_INSTRUCT.model_id
 
 
@@ -220,7 +226,7 @@ class NodeConfig(ModelRoleConfig):
     threads: Annotated[
         Whole, _WORKER, Field(ge=1, le=1024, description="threads that compute; nodes on one machine share its cores")
     ] = Field(default_factory=_default_threads)
-    max_positions: Annotated[MaxPositions | None, _WORKER] = None
+    max_positions: Annotated[MaxPositions, _WORKER] = None
 
     oom_streak: Annotated[
         Whole, _GPU, Field(ge=1, description="consecutive out-of-memory failures that mean saturated")
@@ -296,7 +302,7 @@ class OrchestratorConfig(ModelRoleConfig):
     data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("orchestrator"))
     models_dir: ModelsDir = Field(default_factory=default_models_dir)
     recipe: RecipeName = "int4"
-    max_positions: MaxPositions | None = None
+    max_positions: MaxPositions = None
     min_stages: Annotated[
         Whole,
         Field(ge=1, le=MAX_STAGES, description="how many workers share the model at least, though fewer could hold it"),

@@ -1,0 +1,74 @@
+"""``daemon``, ``orchestrator`` and ``bootstrap``: settings in, a running role until it is told to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+import trio
+from click.core import ParameterSource
+
+from tessella_p2p.cli.main import EXIT_STATUS_HELP
+from tessella_p2p.cli.setting_options import configured, setting_options
+from tessella_p2p.node.config import BootstrapConfig, ConfigT, NodeConfig, OrchestratorConfig
+from tessella_p2p.node.log import configure_logging
+
+_EPILOG = f"Ends at SIGTERM and Ctrl-C. {EXIT_STATUS_HELP}"
+
+log = structlog.get_logger(__name__)
+
+
+@click.command(epilog=_EPILOG)
+@setting_options(NodeConfig)
+@click.pass_context
+def daemon(ctx: click.Context, config_file: Path | None, **typed: Any) -> None:
+    """Run a node.
+
+    It serves a range of layers when the orchestrator assigns one, and is an entry for clients in any case.
+    """
+    config = configured(NodeConfig, config_file, _with_model(ctx, typed))
+    from tessella_p2p.node.runtime import run_daemon  # after the check: libp2p takes two seconds to import
+
+    _run(run_daemon, config)
+
+
+@click.command(epilog=_EPILOG)
+@setting_options(OrchestratorConfig)
+@click.pass_context
+def orchestrator(ctx: click.Context, config_file: Path | None, **typed: Any) -> None:
+    """Run an orchestrator.
+
+    It admits workers, splits the model among them, mints tickets and keeps the ledger; it never sees a prompt, a token or a tensor.
+    """
+    config = configured(OrchestratorConfig, config_file, _with_model(ctx, typed))
+    from tessella_p2p.node.runtime import run_orchestrator
+
+    _run(run_orchestrator, config)
+
+
+@click.command(epilog=_EPILOG)
+@setting_options(BootstrapConfig)
+def bootstrap(config_file: Path | None, **typed: Any) -> None:
+    """Run a bootstrap node: others join the DHT through it."""
+    config = configured(BootstrapConfig, config_file, typed)
+    from tessella_p2p.node.runtime import run_bootstrap
+
+    _run(run_bootstrap, config)
+
+
+def _with_model(ctx: click.Context, typed: dict[str, Any]) -> dict[str, Any]:
+    """``--model-id`` before the subcommand means what it means behind it."""
+    before = ctx.find_root()
+    if typed["default_model"] is None and before.get_parameter_source("model_id") is ParameterSource.COMMANDLINE:
+        return {**typed, "default_model": before.params["model_id"]}
+    return typed
+
+
+def _run(role: Callable[[ConfigT], Awaitable[None]], config: ConfigT) -> None:
+    configure_logging(config.log_level, config.log_format)
+    if isinstance(config, NodeConfig) and config.hf_token is not None:
+        log.info("HF_TOKEN is set, but no weights are fetched with it yet")
+    trio.run(role, config)

@@ -1,0 +1,124 @@
+"""The ``tessella-p2p`` command: names and one-line descriptions here, everything else is imported when it is asked for.
+
+``tessella-p2p --help`` must be instant, so this module imports click and nothing heavy; a test holds it to that.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from tessella_p2p import __version__
+from tessella_p2p.base.errors import ConfigurationError, TessellaError
+from tessella_p2p.cli.options import DEFAULT_API_URL, ClientOptions
+
+EXIT_FAILED = 1
+EXIT_CONFIGURATION = 2
+EXIT_INTERRUPTED = 130
+EXIT_STATUS_HELP = "Exit status: 0 done; 1 failed; 2 wrong usage or configuration; 130 interrupted."
+
+_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "demo": ("tessella_p2p.cli.demo_command:demo", "Run a whole mesh on this machine and ask it a question."),
+    "chat": ("tessella_p2p.cli.chat:chat", "Ask a node, and read the answer as it comes."),
+    "daemon": ("tessella_p2p.cli.daemons:daemon", "Run a node: worker and entry."),
+    "orchestrator": ("tessella_p2p.cli.daemons:orchestrator", "Run an orchestrator: admit, split, mint, settle."),
+    "bootstrap": ("tessella_p2p.cli.daemons:bootstrap", "Run a node that others join the DHT through."),
+    "keys": ("tessella_p2p.cli.keys:keys", "Make and show identity keys."),
+    "models": ("tessella_p2p.cli.models:models", "Pull models and list them."),
+    "status": ("tessella_p2p.cli.status:status", "Show what a node is doing."),
+    "peers": ("tessella_p2p.cli.status:peers", "Show the peers that a node knows."),
+    "sim": ("tessella_p2p.cli.sim:sim", "Simulate many nodes in virtual time."),
+}
+"""Each command: where it is, and what it does."""
+
+
+class _Failure(click.ClickException):
+    """An error that the user can do something about: one message on standard error, no traceback."""
+
+    exit_code = EXIT_FAILED
+
+    def show(self, file: Any = None) -> None:
+        """Print the message to standard error."""
+        click.echo(f"error: {self.message}", err=True, file=file)
+
+
+class _WrongConfiguration(_Failure):
+    exit_code = EXIT_CONFIGURATION
+
+
+class _LazyGroup(click.Group):
+    """Imports a command when it is run, and turns errors into messages and exit statuses."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, description) for name, (_, description) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
+        except TessellaError as error:
+            raise _failure(error) from error
+        except BaseExceptionGroup as group:
+            return self._end_by_group(ctx, group)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of our output left; click ends quietly
+                raise
+            raise _Failure(str(error)) from error
+
+    def _end_by_group(self, ctx: click.Context, group: BaseExceptionGroup[BaseException]) -> None:
+        """A nursery's errors: the first one that is a user's matter, unless one is a bug of ours."""
+        if group.subgroup(KeyboardInterrupt):
+            ctx.exit(EXIT_INTERRUPTED)
+        known, bugs = group.split(TessellaError)
+        if known is None or bugs is not None:
+            raise group
+        first: BaseException = known
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        assert isinstance(first, TessellaError)
+        raise _failure(first) from group
+
+
+def _failure(error: TessellaError) -> _Failure:
+    return _WrongConfiguration(str(error)) if isinstance(error, ConfigurationError) else _Failure(str(error))
+
+
+@click.group(cls=_LazyGroup, epilog=EXIT_STATUS_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tessella-p2p")
+@click.option(
+    "-a",
+    "--api-url",
+    default=DEFAULT_API_URL,
+    show_default=True,
+    envvar="TESSELLA_API_URL",
+    show_envvar=True,
+    help="The node that chat, status and peers talk to.",
+)
+@click.option("--model-id", envvar="TESSELLA_MODEL_ID", show_envvar=True, help="The model, where a node knows several.")
+@click.pass_context
+def cli(ctx: click.Context, api_url: str, model_id: str | None) -> None:
+    """One language model, run by many machines that nobody has to trust."""
+    ctx.obj = ClientOptions(api_url=api_url, model_id=model_id)
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    cli.main(args=sys.argv[1:], prog_name="tessella-p2p")

@@ -1,0 +1,77 @@
+"""``tessella-p2p models``: the models on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tessella_p2p.base.limits import MIB
+from tessella_p2p.cli.main import EXIT_STATUS_HELP
+from tessella_p2p.cli.terminal import print_json, printable
+from tessella_p2p.weights.catalog import CATALOG
+from tessella_p2p.weights.store import PullProgress, default_models_dir, list_models, pull
+
+models_dir_option = click.option(
+    "--models-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="TESSELLA_MODELS_DIR",
+    show_envvar=True,
+    help="The folder of pulled models.",
+)
+
+
+@click.group(epilog=EXIT_STATUS_HELP)
+def models() -> None:
+    """Pull models and list them."""
+
+
+@models.command("list", epilog=EXIT_STATUS_HELP)
+@models_dir_option
+@click.option("--json", "as_json", is_flag=True, help="A JSON list of what is on this machine: id, path, bytes.")
+def list_(models_dir: Path | None, as_json: bool) -> None:
+    """List the models on this machine, and those that can be pulled."""
+    stored = list_models(_folder(models_dir))
+    if as_json:
+        print_json([{"id": model.model_id, "path": str(model.path), "bytes": model.size_bytes} for model in stored])
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "size", "path"):
+        table.add_column(column, overflow="fold")
+    for model in stored:
+        table.add_row(Text(printable(model.model_id)), f"{model.size_bytes / MIB:.0f} MiB", Text(str(model.path)))
+    here = {model.model_id for model in stored}
+    for name, known in CATALOG.items():
+        if name not in here:
+            table.add_row(name, f"{known.size_bytes / MIB:.0f} MiB", f"not here: tessella-p2p models pull {name}")
+    Console().print(table)
+
+
+@models.command("pull", epilog=EXIT_STATUS_HELP)
+@click.argument("model_id")
+@models_dir_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: id, path, bytes.")
+def pull_(model_id: str, models_dir: Path | None, as_json: bool) -> None:
+    """Bring MODEL_ID to this machine and verify its bytes; a verified copy is left alone."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(model_id)
+
+        def report(step: PullProgress) -> None:
+            # pip tells nothing of its download, so that step has no known total
+            total = None if step.step == "download" and not step.done_bytes else step.total_bytes
+            bar.update(task, description=f"{step.step} {model_id}", completed=step.done_bytes, total=total)
+
+        path = pull(model_id, _folder(models_dir), report)
+    if as_json:
+        print_json({"id": model_id, "path": str(path), "bytes": path.stat().st_size})
+    else:
+        click.echo(path)
+
+
+def _folder(models_dir: Path | None) -> Path:
+    return default_models_dir() if models_dir is None else models_dir.expanduser()
