@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 @click.command(epilog=_EPILOG)
 @setting_options(NodeConfig)
 @click.pass_context
-def daemon(ctx: click.Context, config_file: Path | None, **typed: Any) -> None:
+def daemon(ctx: click.Context, /, config_file: Path | None, **typed: Any) -> None:
     """Run a node.
 
     It serves a range of layers when the orchestrator assigns one, and is an entry for clients in any case.
@@ -38,7 +38,7 @@ def daemon(ctx: click.Context, config_file: Path | None, **typed: Any) -> None:
 @click.command(epilog=_EPILOG)
 @setting_options(OrchestratorConfig)
 @click.pass_context
-def orchestrator(ctx: click.Context, config_file: Path | None, **typed: Any) -> None:
+def orchestrator(ctx: click.Context, /, config_file: Path | None, **typed: Any) -> None:
     """Run an orchestrator.
 
     It admits workers, splits the model among them, mints tickets and keeps the ledger; it never sees a prompt, a token or a tensor.

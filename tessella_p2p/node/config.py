@@ -131,7 +131,7 @@ RecipeName = Annotated[
 ]
 MaxPositions = Annotated[
     Annotated[Whole, Field(ge=1, le=MAX_POSITIONS)] | None,
-    Field(description="the longest session, prompt and answer; else the model's own limit"),
+    Field(description="the longest session, prompt and answer; else 2048, or the model's limit"),
 ]
 
 
