@@ -10,6 +10,8 @@ MAX_MESSAGE_BYTES = 1 * MIB
 """One length-prefixed control message."""
 MAX_ENVELOPE_BYTES = 256 * KIB
 MAX_CBOR_DEPTH = 16
+MAX_CBOR_ITEMS = 1 << 16
+"""Values of one message, nested ones included: what bounds the time that a hostile one takes."""
 CLOCK_SKEW_MS = 60_000
 REQUEST_TTL_MS = 60_000
 MAX_ADDRESSES = 16
@@ -54,7 +56,7 @@ KAD_MAX_ADDRESSES = 8
 """Addresses of one contact."""
 KAD_REPLACEMENTS = 8
 """Contacts that wait for a place in one full bucket."""
-KAD_QUORUM = 3
+KAD_QUORUM = 2
 """Peers whose values a lookup merges before it ends early."""
 KAD_MAX_LOOKUP_PEERS = 512
 """Contacts that one lookup keeps; the farthest are forgotten."""
@@ -64,7 +66,7 @@ KAD_SOFT_DEFAULT_S = 0.5
 KAD_SOFT_MIN_S = 0.1
 KAD_SOFT_MAX_S = 1.0
 """The soft deadline follows three median round trips, within these."""
-KAD_HARD_S = 3.0
+KAD_HARD_S = 2.0
 KAD_DIAL_S = 10.0
 KAD_LOOKUP_S = 10.0
 """Hard deadline of a whole lookup."""

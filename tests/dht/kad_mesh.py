@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import KAD_QUORUM
 from tessella_p2p.dht.kademlia import (
     Effect,
     Event,
@@ -147,7 +148,7 @@ class KadMesh:
     def join(self, node: KadNode, *seeds: KadNode) -> int:
         return self.start(node, lambda query: Join(query, tuple(seed.contact for seed in seeds)))
 
-    def get(self, node: KadNode, key: bytes, quorum: int = 3) -> int:
+    def get(self, node: KadNode, key: bytes, quorum: int = KAD_QUORUM) -> int:
         return self.start(node, lambda query: Get(query, key, quorum))
 
     def put(self, node: KadNode, key: bytes, value: bytes) -> int:
