@@ -15,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from simulations.recording import RecordingNetwork
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.dht.service import Discovery
@@ -112,19 +113,26 @@ class MeshShape:
     compute_s: float = _ROW_S
     checkpoint_s: float = 5.0
     hop_timeout_s: float = 10.0
+    record: bool = False
+    """Keep what the orchestrator receives."""
 
 
 @dataclass(slots=True)
 class SimulatedNode:
-    """One node. ``roles`` is None while it is down; key and folder outlive its restarts."""
+    """One node. ``roles`` and ``proof_log`` are None while it is down; key and folder outlive its restarts."""
 
     index: int
     key: NodeKey
     folder: Path
     rng: random.Random
     roles: NodeRoles | None = None
+    proof_log: ProofLog | None = None
     scope: trio.CancelScope | None = None
     starts: int = 0
+    down: trio.Event = field(default_factory=trio.Event)
+
+    def __post_init__(self) -> None:
+        self.down.set()
 
     @property
     def peer_id(self) -> PeerId:
@@ -147,6 +155,8 @@ class SimulatedMesh:
     orchestrator_key: NodeKey
     orchestrator: Orchestrator | None = None
     orchestrator_scope: trio.CancelScope | None = None
+    orchestrator_received: list[bytes] = field(default_factory=list)
+    """Every byte that the orchestrator received, where ``shape.record`` asks for it."""
     bootstrap_addresses: list[str] = field(default_factory=list)
     nodes: list[SimulatedNode] = field(default_factory=list)
 
@@ -187,8 +197,9 @@ class SimulatedMesh:
                 terms = ModelTerms(total_layers=self.shape.layers, layer_mb=8, kv_mb=2, embedding_mb=8, head_mb=8)
                 served = OrchestratedModel(MODEL_ID, ROOT, CONTRACT, self.shape.layers, {(RECIPE, ANY_DEVICE): terms})
                 sequencer = ClockSequencer(self.store.sequence_floor())
+                seen = RecordingNetwork(network, self.orchestrator_received) if self.shape.record else network
                 self.orchestrator = Orchestrator(
-                    network,
+                    seen,
                     key,
                     self.date(),
                     self.store,
@@ -220,7 +231,8 @@ class SimulatedMesh:
         return node
 
     async def start_node(self, node: SimulatedNode) -> None:
-        """Start a node, or start it again after a crash."""
+        """Start a node, or start it again once its crashed process is gone."""
+        await node.down.wait()
         await self.nursery.start(self._run_node, node)
 
     async def _run_node(self, node: SimulatedNode, task_status: trio.TaskStatus[None]) -> None:
@@ -230,12 +242,15 @@ class SimulatedMesh:
         ):
             node.scope = scope
             node.starts += 1
+            node.down = trio.Event()
             try:
                 async with MemoryNetwork.open(self.fabric, node.peer_id) as network:
+                    node.proof_log = proof_log
                     node.roles = NodeRoles(self._plan(), self._surroundings(node, network, proof_log))
                     await node.roles.run(task_status=task_status)
             finally:
-                node.roles = None
+                node.roles = node.proof_log = None
+        node.down.set()
 
     def crash_node(self, node: SimulatedNode) -> None:
         """End a node's process at once: nothing more is sent or written."""
@@ -279,7 +294,7 @@ class SimulatedMesh:
         """Wait until ``node``, as an entry, has a complete route. Raises `trio.TooSlowError`."""
         with trio.fail_after(timeout_s):
             while node.roles is None or not node.roles.entry.model_ids():
-                await trio.sleep(0.25)  # noqa: ASYNC110 - virtual time, and the node may be replaced meanwhile
+                await trio.sleep(0.25)
 
     async def ask(self, node: SimulatedNode, prompt: Sequence[int], max_tokens: int) -> Finished:
         """One request through ``node``.

@@ -232,7 +232,7 @@ def _surroundings(
     artifact: Artifact,
 ) -> Surroundings:
     async def load(layers: LayerRange) -> StageService:
-        from tessella_p2p.stages.torch_engine import load_engine  # torch takes two seconds to import
+        from tessella_p2p.stages.loading import load_engine
 
         engine = await trio.to_thread.run_sync(
             partial(
