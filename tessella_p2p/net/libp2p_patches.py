@@ -20,6 +20,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network import swarm as libp2p_swarm
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -104,6 +105,13 @@ class HalfOpen:
         scope.cancel()
 
 
+class NoAutoConnector(AutoConnector):
+    """Dials nobody. The library's dials known peers until it has half of the allowed connections, whatever its minimum is set to."""
+
+    async def maybe_connect(self) -> None:
+        """Off."""
+
+
 class GuardedSwarm(Swarm):
     """py-libp2p's swarm: it dials, secures, negotiates and registers; accepting, limits and closing are ours.
 
@@ -133,6 +141,7 @@ class GuardedSwarm(Swarm):
                 outbound_upgrade_timeout=HANDSHAKE_TIMEOUT_S,
             ),
         )
+        self.auto_connector = NoAutoConnector(self)
         self.half_open = HalfOpen()
         self.on_connected: Callable[[SwarmConn], None] | None = None
         """Called for each connection that was registered, in either direction."""
@@ -204,9 +213,7 @@ def build_swarm(key: NodeKey, *, fast: bool) -> GuardedSwarm:
 def quiet_libp2p() -> None:
     """Drop the library's debug and info records: it formats them for every frame, and some name what it carries."""
     for name in ("libp2p", "multiaddr", "anyio_service"):
-        logger = logging.getLogger(name)
-        if logger.level == logging.NOTSET:
-            logger.setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def describe(error: BaseException) -> str:

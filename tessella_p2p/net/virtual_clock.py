@@ -4,7 +4,7 @@
 answers by jumping to whatever is due next, a callback or a deadline. Delivering a message is a callback, never a task: 1 µs instead of
 50. Virtual time outruns threads and sockets: under this clock use neither.
 
-It reads three of trio's private names, as its deterministic scheduling does; trio is pinned, and both check that the names are there.
+It leans on a few of trio's private names, as deterministic scheduling must; trio is pinned, and the import checks that they are there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from heapq import heappop, heappush
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import trio
 from trio._core import _run
@@ -36,7 +36,9 @@ class VirtualClock(trio.abc.Clock):
 
     Args:
         max_looks: the bound on looks at the clock at one instant, after which it raises instead of spinning for ever.
-        strict: raise, instead of waiting for the outside world, when nothing is scheduled and no task can run.
+        strict: when nothing is scheduled and no task can run, raise instead of waiting for the outside world.
+
+    What it raises, it raises in the main task, as `trio.run` does with a KeyboardInterrupt, so that the run ends in order.
     """
 
     def __init__(self, *, max_looks: int = MAX_LOOKS_AT_ONE_INSTANT, strict: bool = False) -> None:
@@ -69,11 +71,13 @@ class VirtualClock(trio.abc.Clock):
         """Virtual seconds since the start.
 
         Raises:
-            LocalProtocolError: it was asked `max_looks` times without time moving: a task or a deadline in the past spins.
+            LocalProtocolError: in the main task, when it was asked `max_looks` times without time moving: something spins.
         """
         self._looks += 1
         if self._looks > self._max_looks:
-            raise LocalProtocolError(f"virtual time stands still at {self._now:.6f} s: something spins")
+            problem = f"virtual time stands still at {self._now:.6f} s: something spins"
+            if not _fail(problem) and self._looks > 2 * self._max_looks:
+                raise LocalProtocolError(problem)  # the main task itself is what spins
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
@@ -95,8 +99,9 @@ class VirtualClock(trio.abc.Clock):
                 return 0.0
             deadline = min(deadline, runner.deadlines.next_deadline())  # a callback may have started or ended a scope
         if deadline == math.inf:
-            if self._strict and runner.main_task_outcome is None:
-                raise LocalProtocolError(f"nothing is scheduled after {self._now:.6f} s and every task waits")
+            problem = f"nothing is scheduled after {self._now:.6f} s and every task waits"
+            if self._strict and runner.main_task_outcome is None and _fail(problem):
+                return 0.0
             return math.inf  # a wake-up from outside: trio's own shutdown needs one
         self._advance(deadline)
         return 0.0
@@ -105,6 +110,19 @@ class VirtualClock(trio.abc.Clock):
         if time_s > self._now:
             self._now = time_s
             self._looks = 0
+
+
+def _fail(problem: str) -> bool:
+    """Raise in the main task, which ends the run; False while that task does not wait for anything."""
+    task = _run.GLOBAL_RUN_CONTEXT.runner.main_task
+    if task is None or task._abort_func is None:
+        return False
+
+    def raise_problem() -> NoReturn:
+        raise LocalProtocolError(problem)
+
+    task._attempt_abort(raise_problem)
+    return True
 
 
 def run_deterministic(
