@@ -66,7 +66,7 @@ async def serve(
     server = _Server(app, limits or ServerLimits())
     listeners = await _listen(host, port, setting)
     try:
-        await server.run(listeners, drain or trio.Event(), partial(task_status.started, _url_of(listeners[0])))
+        await server.run(listeners, trio.Event() if drain is None else drain, partial(task_status.started, _url_of(listeners[0])))
     finally:
         for listener in listeners:
             listener.socket.close()
