@@ -138,8 +138,6 @@ class MemoryFabric:
 
     def join(self, node: MemoryNetwork, address: str | None) -> str:
         """Put a node on the network; its address."""
-        if node.peer_id in self._nodes:
-            raise ConfigurationError(f"{node.peer_id} is on this network already")
         self._num_joined += 1
         host = 0x0A000000 + self._num_joined  # 10.0.0.1 and on
         where = address or f"/ip4/{'.'.join(str(host >> shift & 255) for shift in (24, 16, 8, 0))}/tcp/4001"
@@ -152,6 +150,10 @@ class MemoryFabric:
             for address in [address for address, other in self._by_address.items() if other is node]:
                 del self._by_address[address]
         node.die()
+
+    def has(self, peer: PeerId) -> bool:
+        """Whether a node of that identity is on the network."""
+        return peer in self._nodes
 
     def at(self, address: str) -> MemoryNetwork | None:
         """The node that listens at an address."""
@@ -307,6 +309,8 @@ class MemoryNetwork:
             peer_id: this node.
             address: its multiaddr; a fresh one when None.
         """
+        if fabric.has(peer_id):
+            raise ConfigurationError(f"{peer_id} is on this network already")
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             network = cls(fabric, peer_id, address, nursery)

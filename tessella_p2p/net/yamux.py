@@ -518,8 +518,8 @@ class YamuxConnection:
                 self._frame_left -= len(item)
                 if not self._frame_left:
                     self._on_flags(self._header, self._receiving)
-        if self._unsent_control_bytes > MAX_UNSENT_CONTROL_BYTES:
-            raise RemoteProtocolError("the peer asks for answers faster than it takes them")
+            if self._unsent_control_bytes > MAX_UNSENT_CONTROL_BYTES:
+                raise RemoteProtocolError("the peer asks for answers faster than it takes them")
 
     def _on_header(self, header: FrameHeader) -> None:
         if header.kind == PING:
