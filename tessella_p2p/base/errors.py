@@ -215,8 +215,12 @@ def _subclasses(root: type[TessellaError]) -> dict[str, type[TessellaError]]:
 
 
 def error_from_code(code: str, message: str) -> TessellaError:
-    """The typed error that a peer named by ``code``; an unknown code gives a `RemoteProtocolError` that says so."""
+    """The typed error that a peer named by ``code``.
+
+    An unknown code, or one that only this machine can meet (its configuration, its storage, its bugs), gives a
+    `RemoteProtocolError` that says so.
+    """
     cls = _subclasses(TessellaError).get(code)
-    if cls is None or issubclass(cls, LocalProtocolError):
+    if cls is None or issubclass(cls, ConfigurationError | StorageError | LocalProtocolError):
         return RemoteProtocolError(f"peer answered with code {code!r}: {message}")
     return cls(message)

@@ -23,6 +23,7 @@ VERSION: Final = 1
 _CONTRACT: Final = "tessella-contract"
 _MAX_NAME_CHARS: Final = 256
 _MAX_DIMENSIONS: Final = 4
+_MAX_ITEMS: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def decode_manifest(data: bytes, expected_root: bytes | None = None) -> Manifest
     """
     if expected_root is not None and hashlib.sha256(data).digest() != expected_root:
         raise MalformedMessage(f"the bytes are not the manifest {expected_root.hex()}")
-    fields = cbor.decode(data, MAX_MANIFEST_BYTES)
+    fields = cbor.decode(data, MAX_MANIFEST_BYTES, _MAX_ITEMS)
     if not isinstance(fields, dict) or "version" not in fields:
         raise MalformedMessage("no manifest")
     if fields["version"] != VERSION:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import cbor2
 
 from tessella_p2p.base.errors import MalformedMessage
-from tessella_p2p.base.limits import MAX_CBOR_DEPTH, MAX_MESSAGE_BYTES
+from tessella_p2p.base.limits import MAX_CBOR_DEPTH, MAX_CBOR_ITEMS, MAX_MESSAGE_BYTES
 
 _MAX_INT = 2**64 - 1
 
@@ -19,20 +19,21 @@ def encode(value: object) -> bytes:
     return cbor2.dumps(value, canonical=True)
 
 
-def decode(data: bytes | memoryview, max_bytes: int = MAX_MESSAGE_BYTES) -> object:
+def decode(data: bytes | memoryview, max_bytes: int = MAX_MESSAGE_BYTES, max_items: int = MAX_CBOR_ITEMS) -> object:
     """The value whose canonical encoding is ``data``.
 
     Args:
         data: exactly one encoded value.
         max_bytes: more than this is refused unread.
+        max_items: so many values are accepted, nested ones included.
 
     Raises:
-        MalformedMessage: too long, no CBOR, not canonical, too deep, or of a type that no message uses.
+        MalformedMessage: too long, no CBOR, not canonical, too deep, too many values, or of a type that no message uses.
     """
     if len(data) > max_bytes:
         raise MalformedMessage(f"a message of {len(data)} bytes is over the limit of {max_bytes}")
     raw = bytes(data)
-    _check_header(raw)
+    _check_structure(raw, max_items)
     try:
         value: object = cbor2.loads(raw)
         _check(value, MAX_CBOR_DEPTH)
@@ -46,11 +47,12 @@ def decode(data: bytes | memoryview, max_bytes: int = MAX_MESSAGE_BYTES) -> obje
     return value
 
 
-def _check_header(raw: bytes) -> None:
-    """Refuse nesting and tags before the decoder, written in another language, recurses into them."""
+def _check_structure(raw: bytes, max_items: int) -> None:
+    """Refuse nesting, numbers of values and tags before the decoder, written in another language, allocates or recurses."""
     depth_limit = MAX_CBOR_DEPTH
     pending: list[int] = []  # items left on each open level
     i, end = 0, len(raw)
+    items_left = max_items
     while True:
         while pending and pending[-1] == 0:
             pending.pop()
@@ -60,6 +62,9 @@ def _check_header(raw: bytes) -> None:
             return
         if i >= end:
             raise MalformedMessage("the message ends early")
+        items_left -= 1
+        if items_left < 0:
+            raise MalformedMessage(f"over {max_items} values in one message")
         major, info = raw[i] >> 5, raw[i] & 31
         i += 1
         size = 0 if info < 24 else {24: 1, 25: 2, 26: 4, 27: 8}.get(info, -1)

@@ -110,7 +110,12 @@ def decode_message(kind: type[MessageT], data: bytes) -> MessageT:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or kind.__name__
-        raise MalformedMessage(f"{kind.__name__}: {where}: {first['msg']}") from error
+        raise MalformedMessage(f"{kind.__name__}: {_quoted(where)}: {_quoted(first['msg'])}") from error
+
+
+def _quoted(text: str) -> str:
+    """What may repeat a peer's words, short and on one line."""
+    return text.encode("unicode_escape").decode("ascii")[:200]
 
 
 def _tuples(value: object) -> object:
@@ -181,6 +186,13 @@ def _fields(raw: bytes) -> list[object]:
         raise MalformedMessage("no envelope: a field has the wrong type")
     if len(str(fields[1])) > _MAX_DOMAIN_CHARS or any(int(str(fields[i])) < 0 for i in (4, 5, 6)):
         raise MalformedMessage("no envelope: a field is out of bounds")
+    if any(
+        len(name) > keys.MAX_PEER_ID_CHARS or not name.isascii() or not name.isprintable()
+        for name in map(str, fields[1:4])
+    ):
+        raise MalformedMessage(
+            "no envelope: a domain, signer or audience is no name"
+        )  # they are repeated in errors and logs
     return fields
 
 

@@ -154,6 +154,8 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
         VersionMismatch: another version of the framing.
         MalformedMessage: an unknown kind, dtype or flag, or a field out of bounds.
     """
+    if len(data) != HEADER_BYTES:
+        raise MalformedMessage(f"a frame header of {len(data)} bytes; {HEADER_BYTES} are expected")
     version, kind, dtype, flags, session, epoch, step, position, rows, entries, length, checksum = _HEADER.unpack(data)
     if version != VERSION:
         raise VersionMismatch(f"frame version {version}; this node speaks version {VERSION}")
@@ -171,7 +173,7 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
         raise MalformedMessage(f"a frame body of {body_bytes} bytes is out of bounds")
     if is_tensor != (parsed_dtype is not DType.NONE):
         raise MalformedMessage(f"a {parsed_kind.name} frame with dtype {parsed_dtype.name}")
-    if is_tensor and (rows == 0 or body_bytes % (rows * parsed_dtype.size)):
+    if is_tensor and (rows == 0 or body_bytes == 0 or body_bytes % (rows * parsed_dtype.size)):
         raise MalformedMessage(f"{body_bytes} bytes are no {rows} rows of {parsed_dtype.name}")
     return Header(
         parsed_kind,
@@ -192,6 +194,7 @@ def parse_payload(header: Header, payload: bytes | bytearray | memoryview) -> Fr
     """The frame of ``header`` whose payload is ``payload``; the body is a view into it, not a copy.
 
     Raises:
+        MalformedMessage: when the payload has another length than its header says.
         InvalidStep: when the checksum is not the payload's.
     """
     if len(payload) != header.payload_bytes:

@@ -6,6 +6,9 @@ so a peer id carries its own public key and nothing has to be looked up to verif
 
 from __future__ import annotations
 
+import hashlib
+import threading
+from collections import OrderedDict
 from functools import lru_cache
 
 import base58
@@ -93,29 +96,50 @@ def public_key_of(peer_id: PeerId) -> bytes:
     if len(raw) != len(prefix) + PUBLIC_KEY_BYTES or not raw.startswith(prefix):
         raise MalformedMessage(f"{peer_id!r} is no Ed25519 peer id")
     public_key = raw[len(prefix) :]
-    if peer_id_of(public_key) != peer_id:  # the base58 reader ignores white space at the end: one peer would have many names
+    if (
+        peer_id_of(public_key) != peer_id
+    ):  # the base58 reader ignores white space at the end: one peer would have many names
         raise MalformedMessage(f"{peer_id!r} is not the canonical form of a peer id")
     return public_key
 
 
-@lru_cache(maxsize=16384)
-def _verifies(public_key: bytes, message: bytes, signature: bytes) -> bool:
-    try:
-        VerifyKey(public_key).verify(message, signature)
-    except (BadSignatureError, ValueError):
-        return False
-    return True
+class _Verified:
+    """The last signatures that were found valid, by digest: a cache that kept the messages could be filled with gigabytes."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
+        entry = hashlib.sha256(public_key + signature + message).digest()  # the first two have a fixed length
+        with self._lock:
+            if entry in self._seen:
+                self._seen.move_to_end(entry)
+                return True
+        try:
+            VerifyKey(public_key).verify(message, signature)
+        except (BadSignatureError, ValueError):
+            return False
+        with self._lock:
+            self._seen[entry] = None
+            if len(self._seen) > self._max_entries:
+                self._seen.popitem(last=False)
+        return True
+
+
+_verified = _Verified(max_entries=16_384)
 
 
 def verify(peer_id: PeerId, message: bytes, signature: bytes) -> None:
     """Check that ``peer_id`` signed ``message``.
 
-    The same record reaches a node through the DHT, by gossip and from the orchestrator, so verdicts are remembered (the check
-    is a pure function of its arguments).
+    The same record reaches a node through the DHT, by gossip and from the orchestrator, so valid signatures are remembered (the
+    check is a pure function of its arguments).
 
     Raises:
         InvalidSignature: when it did not.
         MalformedMessage: when ``peer_id`` is no Ed25519 peer id.
     """
-    if len(signature) != SIGNATURE_BYTES or not _verifies(public_key_of(peer_id), message, signature):
+    if len(signature) != SIGNATURE_BYTES or not _verified.check(public_key_of(peer_id), message, signature):
         raise InvalidSignature(f"the signature is not {peer_id}'s")

@@ -18,6 +18,7 @@ from tessella_p2p.base.limits import (
     MAX_ADDRESSES,
     MAX_DIGEST_MARKS,
     MAX_EPOCHS,
+    MAX_MODEL_LAYERS,
     MAX_POSITIONS,
     MAX_PROOFS_PER_BATCH,
     MAX_STAGES,
@@ -46,7 +47,8 @@ def _is_peer_id(value: str) -> str:
 
 
 def _is_range(value: tuple[int, int]) -> tuple[int, int]:
-    LayerRange(*value)
+    if LayerRange(*value).end > MAX_MODEL_LAYERS:
+        raise ValueError(f"a range beyond layer {MAX_MODEL_LAYERS}")
     return value
 
 
