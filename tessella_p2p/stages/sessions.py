@@ -16,11 +16,13 @@ class OpenSession:
         slot: index of its KV in the arena.
         max_positions: positions that it may have.
         position: the next one; everything before it is in the KV.
+        written: end of what a step has put into the slot, or has begun to; the slot is cleared up to here.
     """
 
     slot: int
     max_positions: int
     position: int = 0
+    written: int = 0
 
 
 class SessionTable:

@@ -1,0 +1,234 @@
+"""The torch engine for llama models: a range of layers on the CPU, bit-identical over batches, chunks, threads and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tessella_p2p.base.errors import ConfigurationError, InvalidStep, NotCertified, TessellaError
+from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE
+from tessella_p2p.model.config import ModelConfig
+from tessella_p2p.model.gguf import GgufFile
+from tessella_p2p.model.recipe import Recipe
+from tessella_p2p.stages.engine import Sampled, SessionKey, StepAnswer, StepInput, StepOutput, check_body
+from tessella_p2p.stages.sampler import draw
+from tessella_p2p.stages.sessions import OpenSession, SessionTable
+from tessella_p2p.stages.torch_attention import Attention, KvArena, Segment, rope_tables
+from tessella_p2p.stages.torch_weights import TORCH_DTYPES, LayerWeights, StageWeights, embed, load_weights
+from tessella_p2p.wire.frames import DType
+
+_BF16_EXPONENT = 0x7F80
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """An admitted step: where its answer goes, its session, and its rows as a tensor [rows, hidden]."""
+
+    index: int
+    step: StepInput
+    session: OpenSession
+    hidden: Tensor
+
+
+class TorchEngine:
+    """A stage of a llama model; implements `engine.StageEngine`. Made by `load`.
+
+    Attributes:
+        config: the whole model's.
+        recipe: its arithmetic.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: LayerRange,
+        recipe: Recipe,
+        weights: StageWeights,
+        *,
+        threads: int,
+        max_sessions: int,
+        max_positions: int,
+    ) -> None:
+        self.config = config
+        self.recipe = recipe
+        self.layers = layers
+        self.is_head = config.is_head(layers)
+        self.is_tail = config.is_tail(layers)
+        self.hidden_size = config.hidden
+        self.wire_dtype = recipe.wire_dtype
+        self.max_sessions = max_sessions
+        self.max_positions = max_positions
+        self._weights = weights
+        self._threads = threads
+        self._dtype = TORCH_DTYPES[recipe.activation]
+        self._arena = KvArena(config, len(layers), max_sessions, max_positions)
+        self._rope = rope_tables(config, max_positions)
+        self._sessions = SessionTable(max_sessions, max_positions)
+
+    @classmethod
+    def load(
+        cls, path: Path, layers: LayerRange, recipe: Recipe, *, threads: int, max_sessions: int, max_positions: int
+    ) -> TorchEngine:
+        """Read ``layers`` from a GGUF file; see `loading.load_engine`."""
+        if threads < 1 or not 1 <= max_sessions <= MAX_SESSIONS_PER_STAGE or max_positions < 1:
+            raise ConfigurationError(
+                f"a stage of {threads} threads, {max_sessions} sessions and {max_positions} positions; at least 1 of each "
+                f"and at most {MAX_SESSIONS_PER_STAGE} sessions are accepted"
+            )
+        torch.set_num_threads(threads)
+        with GgufFile.open(path) as file, torch.inference_mode():
+            config = ModelConfig.from_gguf(file)
+            if recipe.architecture != config.architecture:
+                raise NotCertified(
+                    f"recipe {recipe.name!r} is for {recipe.architecture}, not for {config.architecture}"
+                )
+            weights = load_weights(file, config, layers, recipe)
+            return cls(
+                config,
+                layers,
+                recipe,
+                weights,
+                threads=threads,
+                max_sessions=max_sessions,
+                max_positions=min(max_positions, config.context_length),
+            )
+
+    @property
+    def memory_bytes(self) -> int:
+        """See `engine.StageEngine.memory_bytes`."""
+        return self._weights.memory_bytes + self._arena.memory_bytes + sum(table.nbytes for table in self._rope)
+
+    @property
+    def drift_class(self) -> str:
+        """See `engine.StageEngine.drift_class`."""
+        return f"{self.recipe.drift_class}@{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}".lower()
+
+    def open_session(self, key: SessionKey, max_positions: int) -> None:
+        """See `engine.StageEngine.open_session`."""
+        self._sessions.open(key, max_positions)
+
+    def close_session(self, key: SessionKey) -> None:
+        """See `engine.StageEngine.close_session`."""
+        session = self._sessions.close(key)
+        if session is not None:
+            self._arena.clear(session.slot, 0, session.written)
+
+    def forward(self, batch: Sequence[StepInput]) -> list[StepAnswer]:
+        """See `engine.StageEngine.forward`."""
+        if torch.get_num_threads() != self._threads:  # the count belongs to the calling thread
+            torch.set_num_threads(self._threads)
+        answers: list[StepAnswer] = [None] * len(batch)
+        works: list[_Work] = []
+        with torch.inference_mode():
+            for index, step in enumerate(batch):
+                admitted = self._admit(index, step, works)
+                if isinstance(admitted, _Work):
+                    works.append(admitted)
+                else:
+                    answers[index] = admitted
+            if works:
+                self._answer(works, self._hidden_states(works), answers)
+        return answers
+
+    # ---- in ----
+
+    def _admit(self, index: int, step: StepInput, works: Sequence[_Work]) -> _Work | TessellaError:
+        session = self._sessions.admit(step)
+        if isinstance(session, TessellaError):
+            return session
+        if any(work.session is session for work in works):
+            return InvalidStep(f"two steps of session {step.session} in one batch")
+        refused = check_body(self, step)
+        if refused is not None:
+            return refused
+        hidden = self._token_rows(step) if self._weights.embedding is not None else self._hidden_rows(step)
+        return hidden if isinstance(hidden, InvalidStep) else _Work(index, step, session, hidden)
+
+    def _token_rows(self, step: StepInput) -> Tensor | InvalidStep:
+        assert self._weights.embedding is not None
+        token_ids = np.frombuffer(step.body, "<u4")
+        if int(token_ids.max()) >= self.config.vocabulary:
+            return InvalidStep(f"token id {token_ids.max()} is out of the vocabulary of {self.config.vocabulary}")
+        return embed(self._weights.embedding, token_ids, self._dtype)
+
+    def _hidden_rows(self, step: StepInput) -> Tensor | InvalidStep:
+        if step.dtype is DType.F32:
+            floats = np.frombuffer(step.body, "<f4").astype(np.float32)
+            finite, hidden = bool(np.isfinite(floats).all()), torch.from_numpy(floats)
+        else:
+            halves = np.frombuffer(step.body, "<u2").astype(np.uint16)
+            finite = not bool(((halves & _BF16_EXPONENT) == _BF16_EXPONENT).any())
+            hidden = torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16)
+        if not finite:
+            return InvalidStep(f"hidden states of session {step.session} that are not finite")
+        return hidden.view(step.rows, self.hidden_size)
+
+    # ---- through ----
+
+    def _hidden_states(self, works: Sequence[_Work]) -> Tensor:
+        """[rows of all steps, hidden] behind the last layer of this stage."""
+        segments = [Segment(work.session.slot, work.step.position, work.step.rows) for work in works]
+        for work in works:
+            work.session.written = work.step.position + work.step.rows
+        x = works[0].hidden if len(works) == 1 else torch.cat([work.hidden for work in works])
+        attention = Attention(self.config, self._rope, segments)
+        for weights, kv in zip(self._weights.layers, self._arena.layers, strict=True):
+            x = self._layer(weights, kv, x, attention)
+        return x
+
+    def _layer(self, weights: LayerWeights, kv: Tensor, x: Tensor, attention: Attention) -> Tensor:
+        qkv = weights.qkv.apply(self._norm(x, weights.attention_norm))
+        x = x + weights.attention_output.apply(attention.apply(qkv, kv).to(self._dtype))
+        gate, up = weights.gate_up.apply(self._norm(x, weights.ffn_norm)).chunk(2, -1)
+        return x + weights.down.apply(functional.silu(gate).mul_(up))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)
+
+    # ---- out ----
+
+    def _answer(self, works: Sequence[_Work], x: Tensor, answers: list[StepAnswer]) -> None:
+        finite = torch.isfinite(x).all(-1).numpy()
+        body = x.view(torch.int16 if x.dtype is torch.bfloat16 else x.dtype).numpy().data.cast("B")
+        row_bytes = self.hidden_size * x.element_size()
+        row = 0
+        drawn: list[tuple[_Work, int]] = []
+        for work in works:
+            end = row + work.step.rows
+            if not finite[row:end].all():
+                answers[work.index] = self._overflowed(work)
+            else:
+                work.session.position += work.step.rows
+                if not self.is_tail:
+                    answers[work.index] = StepOutput(body[row * row_bytes : end * row_bytes], self.wire_dtype)
+                elif work.step.sample is not None:
+                    drawn.append((work, end - 1))
+            row = end
+        if drawn:
+            logits = self._logits(x[[last for _, last in drawn]])
+            for (work, _), row_logits in zip(drawn, logits, strict=True):
+                answers[work.index] = self._draw(work, row_logits)
+
+    def _overflowed(self, work: _Work) -> InvalidStep:
+        """Finite input whose output is not: take the rows out of the KV again, where they would spoil the next step."""
+        session = work.session
+        self._arena.clear(session.slot, session.position, session.written)
+        return InvalidStep(f"the step of session {work.step.session} at {work.step.position} has no finite result")
+
+    def _logits(self, hidden: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        """[rows, vocabulary] float32."""
+        tail = self._weights.tail
+        assert tail is not None
+        return tail.output.apply(self._norm(hidden, tail.norm)).float().numpy()
+
+    def _draw(self, work: _Work, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Sampled:
+        sample = work.step.sample
+        assert sample is not None
+        return Sampled(draw(logits, sample.temperature, sample.seed, work.session.position))
