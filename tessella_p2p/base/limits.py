@@ -54,6 +54,7 @@ KAD_MAX_KEYS_PER_SIGNER = 8
 KAD_MAX_VALUE_BYTES = 16 * KIB
 KAD_MAX_ADDRESSES = 8
 """Addresses of one contact."""
+KAD_MAX_CONTACT_BYTES = 3 * KIB
 KAD_REPLACEMENTS = 8
 """Contacts that wait for a place in one full bucket."""
 KAD_QUORUM = 2

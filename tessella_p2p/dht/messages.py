@@ -14,6 +14,7 @@ from tessella_p2p.base.limits import (
     GOSSIP_MAX_BATCH,
     KAD_K,
     KAD_MAX_ADDRESSES,
+    KAD_MAX_CONTACT_BYTES,
     KAD_MAX_VALUE_BYTES,
     KAD_MAX_VALUES,
     MAX_ADDRESS_CHARS,
@@ -26,8 +27,15 @@ RecordBytes = Annotated[bytes, Field(min_length=1, max_length=KAD_MAX_VALUE_BYTE
 ContactAddresses = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=MAX_ADDRESS_CHARS)], ...], Field(max_length=KAD_MAX_ADDRESSES)
 ]
-KadContact = tuple[Peer, ContactAddresses]
-"""A peer id and where that peer may be dialled, as somebody says; the dial itself proves or refutes it."""
+ContactBytes = Annotated[bytes, Field(min_length=1, max_length=KAD_MAX_CONTACT_BYTES)]
+"""The canonical CBOR of a `KadContact`. The same contact travels in many replies, so its bytes are recognised and not parsed again."""
+
+
+class KadContact(Message):
+    """Where a peer may be dialled, as somebody says; the dial itself proves or refutes it."""
+
+    peer_id: Peer
+    addresses: ContactAddresses
 
 
 class Find(Message):
@@ -58,7 +66,7 @@ class Found(Message):
     """Answer to `Find`: contacts, closest first, and the values of the key."""
 
     kind: Literal["found"] = "found"
-    contacts: Annotated[tuple[KadContact, ...], Field(max_length=KAD_K)]
+    contacts: Annotated[tuple[ContactBytes, ...], Field(max_length=KAD_K)]
     values: Annotated[tuple[RecordBytes, ...], Field(max_length=KAD_MAX_VALUES)] = ()
 
 

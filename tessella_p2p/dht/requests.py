@@ -6,6 +6,7 @@ The wire form is in `messages`; what comes in is validated there. What goes out 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.dht import messages
@@ -99,7 +100,7 @@ def encode_reply(reply: Reply) -> bytes:
     body: dict[str, object]
     match reply.body:
         case Found(contacts, values):
-            body = {"kind": "found", "contacts": [(c.peer_id, c.addresses) for c in contacts], "values": values}
+            body = {"kind": "found", "contacts": [_contact_bytes(contact) for contact in contacts], "values": values}
         case Stored():
             body = {"kind": "stored"}
         case Declined(code, reason):
@@ -116,9 +117,20 @@ def decode_reply(data: bytes) -> Reply:
     message = decode_message(messages.KadReply, data)
     match message.body:
         case messages.Found():
-            contacts = tuple(Contact(PeerId(peer), addresses) for peer, addresses in message.body.contacts)
+            contacts = tuple(_contact(data) for data in message.body.contacts)
             return Reply(message.to, Found(contacts, message.body.values))
         case messages.Stored():
             return Reply(message.to, Stored())
         case Refused():
             return Reply(message.to, Declined(message.body.code, message.body.reason))
+
+
+@lru_cache(maxsize=8192)
+def _contact_bytes(contact: Contact) -> bytes:
+    return cbor.encode({"peer_id": contact.peer_id, "addresses": contact.addresses})
+
+
+@lru_cache(maxsize=8192)
+def _contact(data: bytes) -> Contact:
+    message = decode_message(messages.KadContact, data)
+    return Contact(PeerId(message.peer_id), message.addresses)
