@@ -58,7 +58,8 @@ def list_(models_dir: Path | None, as_json: bool) -> None:
 def pull_(model_id: str, models_dir: Path | None, as_json: bool) -> None:
     """Bring MODEL_ID to this machine and verify its bytes; a verified copy is left alone."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(model_id)
 
         def report(step: PullProgress) -> None:
