@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tessella_p2p.base.errors import MalformedMessage, StreamReset
-from tessella_p2p.base.limits import MAX_MESSAGE_BYTES, MIB
+from tessella_p2p.base.limits import KIB, MAX_MESSAGE_BYTES, MIB
 from tessella_p2p.net.network import Stream
 
 _PREFIX_BYTES = 4
+_JOINED_BYTES = 64 * KIB
+"""Up to here a copy costs less than a second frame."""
 
 
 async def receive_exactly(stream: Stream, size_bytes: int) -> bytearray | None:
@@ -30,7 +32,12 @@ async def receive_exactly(stream: Stream, size_bytes: int) -> bytearray | None:
 
 async def send_message(stream: Stream, message: bytes) -> None:
     """Send one message: a 4-byte big-endian length, then the bytes."""
-    await stream.send_all(len(message).to_bytes(_PREFIX_BYTES, "big") + message)
+    prefix = len(message).to_bytes(_PREFIX_BYTES, "big")
+    if len(message) <= _JOINED_BYTES:
+        await stream.send_all(prefix + message)
+    else:
+        await stream.send_all(prefix)
+        await stream.send_all(message)
 
 
 async def receive_message(stream: Stream, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes | None:

@@ -45,7 +45,7 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.net.libp2p_streams import FastConnection, peer_id_of
 from tessella_p2p.net.noise_session import FastNoise
-from tessella_p2p.net.yamux import PROTOCOL_ID as YAMUX_ID
+from tessella_p2p.net.yamux_frames import PROTOCOL_ID as YAMUX_ID
 from tessella_p2p.wire.keys import NodeKey
 
 log = structlog.get_logger(__name__)

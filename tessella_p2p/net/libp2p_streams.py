@@ -23,7 +23,8 @@ from tessella_p2p.base.errors import Overloaded, StreamReset
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.net.network import Stream
 from tessella_p2p.net.noise_session import NoiseSession
-from tessella_p2p.net.yamux import YamuxConnection, YamuxStream
+from tessella_p2p.net.yamux import YamuxConnection
+from tessella_p2p.net.yamux_stream import YamuxStream
 
 log = structlog.get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """The port that every role talks to: streams between authenticated peers.
 
-``libp2p_host.py`` implements it over py-libp2p (TCP, Noise, Yamux), ``memory.py`` in one process under any trio clock. One contract
+``libp2p_host.py`` implements it over py-libp2p (TCP, Noise, Yamux), ``memory.py`` in one process under virtual time. One contract
 suite (``tests/net/test_contract.py``) runs against both.
 """
 

@@ -17,7 +17,7 @@ from tessella_p2p.net import libp2p_patches
 from tessella_p2p.net.framing import send_message
 from tessella_p2p.net.libp2p_host import Libp2pNetwork
 from tessella_p2p.net.network import PeerDisconnected, Stream
-from tessella_p2p.net.yamux import YamuxStream
+from tessella_p2p.net.yamux_stream import YamuxStream
 from tessella_p2p.wire.keys import NodeKey
 from tests.net.networks import ALICE, BOB, CAROL, ECHO, LOOPBACK, echo, pattern, take
 

@@ -11,14 +11,8 @@ import trio
 
 from tessella_p2p.base.errors import ConfigurationError, DialError, StreamReset, VersionMismatch
 from tessella_p2p.base.limits import DIAL_TIMEOUT_S
-from tessella_p2p.net.memory import (
-    NOTICE_S,
-    RETRANSMIT_S,
-    MemoryFabric,
-    MemoryNetwork,
-    constant_latency,
-    log_normal_latency,
-)
+from tessella_p2p.net.memory import MemoryNetwork
+from tessella_p2p.net.memory_fabric import NOTICE_S, RETRANSMIT_S, MemoryFabric, constant_latency, log_normal_latency
 from tessella_p2p.net.network import PeerConnected, PeerDisconnected, Stream
 from tessella_p2p.net.virtual_clock import VirtualClock, run_deterministic
 from tests.net.networks import ALICE, BOB, CAROL, ECHO, echo, pattern, take

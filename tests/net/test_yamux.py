@@ -22,7 +22,8 @@ from tessella_p2p.base.limits import (
     STREAM_WINDOW_BYTES,
 )
 from tessella_p2p.net.framing import receive_exactly
-from tessella_p2p.net.yamux import (
+from tessella_p2p.net.yamux import YamuxConnection
+from tessella_p2p.net.yamux_frames import (
     ACK,
     DATA,
     FIN,
@@ -37,9 +38,8 @@ from tessella_p2p.net.yamux import (
     Buffer,
     FrameHeader,
     FrameParser,
-    YamuxConnection,
-    YamuxStream,
 )
+from tessella_p2p.net.yamux_stream import YamuxStream
 from tests.net.networks import ALICE, BOB, pattern, take
 
 
