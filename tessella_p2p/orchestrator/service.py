@@ -22,6 +22,7 @@ from tessella_p2p.base.errors import (
     InvalidSignature,
     LocalProtocolError,
     NotAuthorized,
+    Overloaded,
     RefusalError,
     RemoteProtocolError,
     StorageError,
@@ -151,7 +152,7 @@ class Orchestrator:
                 await self._member_event(TimePassed())
                 await self._run_blocking(lambda: self._store.expire(self._clock.unix_ms()))
             except StorageError as error:
-                # Requests that need the disk are refused with the same words meanwhile.
+                # Requests that need the disk are refused meanwhile.
                 _LOG.error("ledger_unwritable", reason=str(error))
 
     # ---- What this node's own HTTP surface reads ----
@@ -208,6 +209,12 @@ class Orchestrator:
             body = await self._dispatch(peer, request)
         except LocalProtocolError:
             raise
+        except StorageError as error:
+            _LOG.error("ledger_unwritable", reason=str(error))
+            # Its words name a folder of this machine: not for the peer.
+            return self._refuse(
+                peer, sequence, request.kind, Overloaded("the ledger cannot be written: try again later")
+            )
         except TessellaError as error:
             return self._refuse(peer, sequence, request.kind, error)
         self.outcomes[request.kind] += 1
