@@ -44,7 +44,12 @@ def setting_options(kind: type[RoleConfig]) -> Callable[[CommandT], CommandT]:
     return add
 
 
-def configured(kind: type[ConfigT], config_file: Path | None, typed: Mapping[str, Any]) -> ConfigT:
+def configured(
+    kind: type[ConfigT],
+    config_file: Path | None,
+    typed: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+) -> ConfigT:
     """The configuration that the typed options, the environment and the file give together.
 
     Raises:
@@ -65,7 +70,7 @@ def configured(kind: type[ConfigT], config_file: Path | None, typed: Mapping[str
         if not math.isfinite(claim_gb):
             raise ConfigurationError(f"--vram-gb {claim_gb}: a number of GB is expected")
         flags["vram_mb"] = Given(round(claim_gb * _MB_PER_GB), f"--vram-gb {claim_gb:g}, in MB")
-    return load_config(kind, flags=flags, environ=os.environ, file=config_file)
+    return load_config(kind, flags=flags, environ=environ, file=config_file)
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[CommandT], CommandT]:

@@ -116,6 +116,8 @@ def _shown_items(value: object, depth: int) -> object | None:
 
 
 def _shown_tensor(value: object) -> str | None:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _size(value)
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):  # numpy's and torch's alike
         return f"<{type(value).__name__} {list(shape)} {getattr(value, 'dtype', '')}>"
@@ -127,10 +129,7 @@ class _RedactArguments(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
-            record.args = tuple(
-                _size(item) if isinstance(item, bytes | bytearray | memoryview) else _shown_tensor(item) or item
-                for item in record.args
-            )
+            record.args = tuple(_shown_tensor(item) or item for item in record.args)
         return True
 
 
