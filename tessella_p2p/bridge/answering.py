@@ -21,7 +21,7 @@ from tessella_p2p.base.errors import LocalProtocolError, TessellaError
 from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answers import DONE, PING, event
 from tessella_p2p.bridge.errors import error_answer, sole_error
-from tessella_p2p.bridge.metrics import BridgeMetrics
+from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
 from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, GenerationEvent, Prepared
 
 
@@ -85,24 +85,20 @@ class GenerationEndpoint:
             else:
                 await self._whole(reading, watch, outcome, Reply(scope, receive, send))
 
-    async def _whole(
-        self, reading: Reading, watch: ClientWatch, outcome: Callable[[Finished], None], reply: Reply
-    ) -> None:
+    async def _whole(self, reading: Reading, watch: ClientWatch, outcome: Outcome, reply: Reply) -> None:
         sink = _Whole(reading, self._now())
         await watch.guard(lambda: self._generate(reading.request, watch, sink, outcome))
         if not watch.left:
             await reply(Response(sink.body, media_type="application/json"))
 
-    async def _stream(
-        self, reading: Reading, watch: ClientWatch, stream: EventStream, outcome: Callable[[Finished], None]
-    ) -> None:
+    async def _stream(self, reading: Reading, watch: ClientWatch, stream: EventStream, outcome: Outcome) -> None:
         sink = _Streamed(reading, self._now(), stream)
         try:
             await watch.guard(lambda: self._generate(reading.request, watch, sink, outcome), stream.ping_until_ended)
         except TessellaError as error:
             if not stream.started:
                 raise
-            self._metrics.failed(error.code)
+            outcome.code = error.code
             await stream.write(event(error_answer(error).body) + DONE)
         except (
             Exception
@@ -114,13 +110,11 @@ class GenerationEndpoint:
         if not watch.left:
             await stream.end()
 
-    async def _generate(
-        self, request: GenerateRequest, watch: ClientWatch, sink: _Sink, outcome: Callable[[Finished], None]
-    ) -> None:
+    async def _generate(self, request: GenerateRequest, watch: ClientWatch, sink: _Sink, outcome: Outcome) -> None:
         failure: TessellaError | None = None
         async with self._entry.generate(request) as generation:
             try:
-                outcome(await _pump(generation, sink))
+                outcome.finished = await _pump(generation, sink)
             except (
                 TessellaError
             ) as error:  # raised below: a nursery inside the entry's context would wrap it in a group
@@ -220,7 +214,7 @@ class EventStream:
             if self._last_write + self._ping_s <= due and not self._ended:
                 await self.write(PING)
 
-    def no_more_pings(self) -> None:
+    def stop_pings(self) -> None:
         """What follows is the end."""
         self._ended = True
 
@@ -281,7 +275,7 @@ class _Streamed:
             await self._stream.write(data)
 
     async def finish(self, finished: Finished) -> None:
-        self._stream.no_more_pings()
+        self._stream.stop_pings()
         await self._stream.write(self._opening + self._dialect.last(finished) + DONE)
 
 

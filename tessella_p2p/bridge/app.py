@@ -124,7 +124,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         raise error
     status = error.status_code
     code = _HTTP_CODES.get(status, "invalid_request")
-    what = f"{request.method} {request.url.path}"
+    what = f"{request.method} {request.scope['path']}"
     message = {404: f"there is nothing at {what}", 405: f"{what} is not answered; see the allow header"}.get(
         status, error.detail
     )

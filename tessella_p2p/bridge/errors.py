@@ -56,6 +56,8 @@ def error_answer(error: TessellaError) -> ErrorAnswer:
     more: dict[str, Any] = {}
     if isinstance(error, NoRoute):
         more["missing_layers"] = [list(layers) for layers in error.missing]
+    if error.peer is not None:
+        more["peer_id"] = error.peer
     headers = {"retry-after": str(_RETRY_AFTER_S.get(error.code, _DEFAULT_RETRY_AFTER_S))} if status == 503 else {}
     param = error.param if isinstance(error, InvalidRequest) else None
     return shaped_error(status, message, error.code, param=param, headers=headers, more=more)

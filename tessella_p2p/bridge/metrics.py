@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tessella_p2p.base.errors import TessellaError
+from tessella_p2p.base.errors import LocalProtocolError, TessellaError
 from tessella_p2p.bridge.node_view import NodeView
 from tessella_p2p.entry.api import Finished
 
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a generation ended: finished, with the code of an error, or with neither when its client left."""
+
+    finished: Finished | None = None
+    code: str | None = None
 
 
 class BridgeMetrics:
@@ -42,33 +50,31 @@ class BridgeMetrics:
         self._seconds.labels(route).observe(seconds)
 
     @contextmanager
-    def generating(self) -> Iterator[Callable[[Finished], None]]:
-        """Count one generation; call what it gives when the generation has finished."""
-        finished = False
-
-        def outcome(end: Finished) -> None:
-            nonlocal finished
-            finished = True
-            self._generations.labels(end.reason).inc()
-            self._tokens.labels("prompt").inc(len(end.prompt_ids))
-            self._tokens.labels("answer").inc(len(end.token_ids))
-            self._ttft.observe(end.ttft_ms / 1000)
-
+    def generating(self) -> Iterator[Outcome]:
+        """Count one generation: in flight within the context, and afterwards by how it ended."""
+        outcome = Outcome()
         self._generating.inc()
         try:
             yield outcome
         except TessellaError as error:
-            self.failed(error.code)
+            outcome.code = error.code
             raise
-        except (Exception, trio.Cancelled):
-            self.failed("aborted")
+        except Exception:
+            outcome.code = LocalProtocolError.code
             raise
         finally:
             self._generating.dec()
+            self._count(outcome)
 
-    def failed(self, code: str) -> None:
-        """Count a generation that an error ended."""
-        self._generations.labels(code).inc()
+    def _count(self, outcome: Outcome) -> None:
+        end = outcome.finished
+        if end is None:
+            self._generations.labels(outcome.code or "cancelled").inc()
+            return
+        self._generations.labels(end.reason).inc()
+        self._tokens.labels("prompt").inc(len(end.prompt_ids))
+        self._tokens.labels("answer").inc(len(end.token_ids))
+        self._ttft.observe(end.ttft_ms / 1000)
 
     def exposition(self) -> bytes:
         """Everything, in Prometheus' text format."""

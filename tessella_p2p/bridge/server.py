@@ -66,13 +66,17 @@ async def serve(
     server = _Server(app, limits or ServerLimits())
     listeners = await _listen(host, port, setting)
     try:
-        await server.run(listeners, trio.Event() if drain is None else drain, partial(task_status.started, _url_of(listeners[0])))
+        await server.run(
+            listeners, trio.Event() if drain is None else drain, partial(task_status.started, _url_of(listeners[0]))
+        )
     finally:
         for listener in listeners:
             listener.socket.close()
 
 
 async def _listen(host: str, port: int, setting: str) -> list[trio.SocketListener]:
+    if not 0 <= port <= 65535:  # the resolver would take it modulo 65536
+        raise ConfigurationError(f"the setting {setting} is {port}; a port is 0 (any free one) to 65535")
     try:
         return await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
@@ -82,7 +86,7 @@ async def _listen(host: str, port: int, setting: str) -> list[trio.SocketListene
                 f"stop that one or choose another port with the setting {setting}"
             ) from error
         raise ConfigurationError(f"cannot listen on {host} port {port} (setting {setting}): {error}") from error
-    except (OverflowError, UnicodeError) as error:
+    except UnicodeError as error:
         raise ConfigurationError(f"cannot listen on {host!r} port {port} (setting {setting}): {error}") from error
 
 

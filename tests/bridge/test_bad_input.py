@@ -1,0 +1,200 @@
+"""Whatever a client sends, it gets an answer or an error in OpenAI's shape, and no peer works for what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessella_p2p.base.errors import InvalidRequest
+from tessella_p2p.bridge.openai_models import chat_request, generate_body
+from tests.bridge.bridge_doubles import MODEL, SpeakingEntry, app_for, call, chat_body, error_shape
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[]", None),
+        (b"\xff\xfe", None),
+        (b'{"model": "\\ud800"}', None),
+        (b"[" * 100_000, None),
+        (b'{"model": NaN}', None),
+        ({}, "model"),
+        (chat_body(model=""), "model"),
+        (chat_body(model=7), "model"),
+        (chat_body(messages=[]), "messages"),
+        (chat_body(messages="hi"), "messages"),
+        (chat_body(messages=["hi"]), "messages[0]"),
+        (chat_body(messages=[{"content": "hi"}]), "messages[0].role"),
+        (chat_body(messages=[{"role": "tool", "content": "hi"}]), "messages[0].role"),
+        (chat_body(messages=[{"role": "user", "content": 7}]), "messages[0].content"),
+        (chat_body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].type"),
+        (chat_body(messages=[{"role": "user", "content": "", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+        (chat_body(messages=[{"role": "user", "content": "", "colour": "red"}]), "messages[0].colour"),
+        (chat_body(messages=[{"role": "user"}] * 4097), "messages"),
+        (chat_body(max_tokens=-1), "max_tokens"),
+        (chat_body(max_tokens=0), "max_tokens"),
+        (chat_body(max_tokens="5"), "max_tokens"),
+        (chat_body(max_tokens=True), "max_tokens"),
+        (chat_body(max_tokens=10**30), "max_tokens"),
+        (chat_body(max_completion_tokens=-1), "max_completion_tokens"),
+        (chat_body(temperature=-0.1), "temperature"),
+        (chat_body(temperature=2.1), "temperature"),
+        (json.dumps(chat_body()).encode().replace(b"{", b'{"temperature": 1e999, ', 1), "temperature"),
+        (chat_body(seed=1.5), "seed"),
+        (chat_body(seed=2**64), "seed"),
+        (chat_body(stop=""), "stop[0]"),
+        (chat_body(stop=["a"] * 17), "stop"),
+        (chat_body(stop=5), "stop"),
+        (chat_body(stream="yes"), "stream"),
+        (chat_body(stream_options={"include_usage": True}), "stream_options"),
+        (chat_body(n=2), "n"),
+        (chat_body(n=True), "n"),
+        (chat_body(top_p=0.5), "top_p"),
+        (chat_body(logprobs=True), "logprobs"),
+        (chat_body(logit_bias={"5": 1}), "logit_bias"),
+        (chat_body(response_format={"type": "json_object"}), "response_format"),
+        (chat_body(tools=[{"type": "function"}]), "tools"),
+        (chat_body(tool_choice="required"), "tool_choice"),
+        (chat_body(reasoning_effort="high"), "reasoning_effort"),
+        (chat_body(colour="red"), "colour"),
+    ],
+    ids=lambda value: str(value)[:48],
+)
+async def test_a_bad_chat_request_is_a_400_that_names_the_field(body: object, param: str | None) -> None:
+    entry = SpeakingEntry()
+    answered = await call(app_for(entry), "POST", CHAT, body)
+
+    assert answered.status == 400
+    with error_shape(answered) as error:
+        assert (error["param"], error["type"], error["code"]) == (param, "invalid_request_error", "invalid_request")
+    assert entry.asked == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"model": MODEL}, "prompt"),
+        ({"prompt": "hi", "prompt_ids": [1]}, "prompt"),
+        ({"prompt_ids": []}, "prompt"),
+        ({"prompt_ids": [-1]}, "prompt_ids[0]"),
+        ({"prompt_ids": [2**31]}, "prompt_ids[0]"),
+        ({"prompt_ids": "hi"}, "prompt_ids"),
+        ({"prompt": "hi", "max_tokens": -3}, "max_tokens"),
+        ({"prompt": "hi", "messages": []}, "messages"),
+    ],
+)
+async def test_a_bad_generate_request_is_a_400_that_names_the_field(body: object, param: str) -> None:
+    entry = SpeakingEntry()
+    answered = await call(app_for(entry), "POST", "/v1/generate", body)
+
+    assert answered.status == 400
+    with error_shape(answered) as error:
+        assert error["param"] == param
+    assert entry.asked == []
+
+
+async def test_a_prompt_without_a_model_needs_one_that_is_served() -> None:
+    several = await call(app_for(SpeakingEntry(models=("a", "b"))), "POST", "/v1/generate", {"prompt": "hi"})
+    none = await call(app_for(SpeakingEntry(models=())), "POST", "/v1/generate", {"prompt": "hi"})
+
+    assert (several.status, several.json()["error"]["param"]) == (400, "model")
+    assert (none.status, none.json()["error"]["code"]) == (503, "no_route")
+
+
+async def test_unknown_paths_and_methods_are_json() -> None:
+    app = app_for(SpeakingEntry())
+    for method, path, status in [
+        ("GET", "/", 404),
+        ("POST", "/v1/responses", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("GET", CHAT, 405),
+        ("POST", "/status", 405),
+        ("DELETE", "/v1/models/toy", 405),
+    ]:
+        answered = await call(app, method, path)
+        assert answered.status == status
+        with error_shape(answered) as error:
+            assert error["code"] == {404: "unknown_url", 405: "method_not_allowed"}[status]
+
+
+async def test_a_body_over_the_limit_is_a_413_and_one_at_the_limit_is_not() -> None:
+    body = json.dumps(chat_body()).encode()
+    entry = SpeakingEntry()
+    fits = await call(app_for(entry, max_body_bytes=len(body)), "POST", CHAT, body)
+    over = await call(app_for(entry, max_body_bytes=len(body) - 1), "POST", CHAT, body)
+
+    assert (fits.status, over.status) == (200, 413)
+    with error_shape(over) as error:
+        assert error["code"] == "request_too_large"
+    assert len(entry.asked) == 1
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=6,
+)
+FIELDS = [
+    *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed", "stop", "stream", "prompt"),
+    *("stream_options", "n", "user", "tools", "top_p", "logit_bias", "response_format", "metadata", "prompt_ids"),
+]
+messages = st.lists(
+    st.dictionaries(
+        st.sampled_from(["role", "content", "name", "tool_calls", "refusal"]), json_values | st.just("user")
+    ),
+    max_size=3,
+)
+bodies = st.binary() | st.builds(
+    lambda fields: json.dumps(fields).encode(),
+    json_values
+    | st.dictionaries(st.sampled_from(FIELDS), json_values)
+    | st.builds(
+        lambda more, turns: {**chat_body(messages=turns), **more},
+        st.dictionaries(st.sampled_from(FIELDS), json_values),
+        messages,
+    )
+    | st.builds(lambda more: chat_body(**more), st.dictionaries(st.sampled_from(FIELDS[2:]), json_values, max_size=2)),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(body=bodies, path=st.sampled_from([CHAT, "/v1/generate"]))
+async def test_any_body_gives_an_answer_or_an_error_object_and_never_a_500(body: bytes, path: str) -> None:
+    answered = await call(app_for(SpeakingEntry()), "POST", path, body)
+
+    if answered.status == 200:
+        return
+    assert answered.status in (400, 404)
+    with error_shape(answered) as error:
+        assert error["type"] == "invalid_request_error"
+
+
+@settings(deadline=None, max_examples=80)
+@given(body=bodies)
+def test_reading_a_body_gives_a_request_or_an_invalid_request(body: bytes) -> None:
+    for read in (chat_request, generate_body):
+        try:
+            request: Any = read(body)
+        except InvalidRequest:
+            continue
+        assert all(isinstance(stop, str) for stop in request.stop)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    path=st.text(max_size=40).map("/".__add__),
+    query=st.binary(max_size=40),
+    method=st.sampled_from(["GET", "PUT", "BREW"]),
+)
+async def test_any_path_gives_an_answer(path: str, query: bytes, method: str) -> None:
+    answered = await call(app_for(SpeakingEntry()), method, path.encode("ascii", "replace").decode(), query=query)
+
+    assert answered.status in (200, 404, 405)

@@ -1,0 +1,178 @@
+"""The official SDK against the app on the real server: what it parses, and which class it raises for each refusal."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+import trio
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+
+from tessella_p2p.base.errors import (
+    HopTimeout,
+    InvalidRequest,
+    NotAuthorized,
+    Overloaded,
+    StaleEpoch,
+    StreamReset,
+    TessellaError,
+)
+from tests.bridge.bridge_doubles import ANSWER, MODEL, NO_ROUTE, SpeakingEntry, app_for, serving
+
+# The SDK leaves the generators of its streams to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:Async generator '(openai|httpx|httpcore):ResourceWarning")
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+TEXT = "".join(ANSWER)
+
+
+def client(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+async def test_the_async_client_reads_a_whole_answer() -> None:
+    async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
+        completion = await api.chat.completions.create(model=MODEL, messages=MESSAGES)
+
+    assert completion.choices[0].message.content == TEXT
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == len(ANSWER)
+    assert completion.model_extra is not None
+    assert completion.model_extra["tessella"]["tier"] == "Standard"
+
+
+async def test_the_async_client_reads_a_stream_with_usage() -> None:
+    async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
+        stream = await api.chat.completions.create(
+            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + len(ANSWER)
+
+
+async def test_the_stream_helper_accumulates_an_answer() -> None:
+    async with (
+        serving(app_for(SpeakingEntry())) as url,
+        client(url) as api,
+        api.chat.completions.stream(model=MODEL, messages=MESSAGES) as stream,
+    ):
+        kinds = [event.type async for event in stream]
+        completion = await stream.get_final_completion()
+
+    assert kinds.count("content.delta") == 1 + len(ANSWER)  # the role's chunk has empty text, as OpenAI's has
+    assert kinds.count("content.done") == 1
+    assert completion.choices[0].message.content == TEXT
+
+
+async def test_the_sync_client_reads_both_forms_on_one_connection() -> None:
+    def ask(url: str) -> tuple[ChatCompletion, str]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
+            whole = api.chat.completions.create(model=MODEL, messages=MESSAGES)
+            stream = api.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+            return whole, "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    async with serving(app_for(SpeakingEntry())) as url:
+        whole, streamed = await trio.to_thread.run_sync(ask, url)
+
+    assert whole.choices[0].message.content == streamed == TEXT
+
+
+async def test_an_answers_message_can_be_handed_back() -> None:
+    async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
+        first = await api.chat.completions.create(model=MODEL, messages=MESSAGES)
+        turn = first.choices[0].message.model_dump()
+        second = await api.chat.completions.create(model=MODEL, messages=[*MESSAGES, turn, *MESSAGES])  # type: ignore[list-item]
+
+    assert second.choices[0].message.content == TEXT
+
+
+async def test_models_are_listed_and_retrieved() -> None:
+    async with serving(app_for(SpeakingEntry(models=("toy", "org/toy")))) as url, client(url) as api:
+        listed = [model.id async for model in api.models.list()]
+        one = await api.models.retrieve("org/toy")
+        with pytest.raises(openai.NotFoundError) as missing:
+            await api.models.retrieve("other")
+
+    assert listed == ["toy", "org/toy"]
+    assert (one.id, one.object) == ("org/toy", "model")
+    assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "raised", "code"),
+    [
+        (InvalidRequest("stop: no", "stop"), openai.BadRequestError, "invalid_request"),
+        (NotAuthorized("not you"), openai.PermissionDeniedError, "not_authorized"),
+        (StaleEpoch("rerouted"), openai.ConflictError, "stale_epoch"),
+        (NO_ROUTE, openai.InternalServerError, "no_route"),
+        (Overloaded("full"), openai.InternalServerError, "overloaded"),
+        (StreamReset("gone"), openai.InternalServerError, "stream_reset"),
+        (HopTimeout("slow"), openai.InternalServerError, "hop_timeout"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_refusal_raises_its_class(
+    refusal: TessellaError, raised: type[openai.APIStatusError], code: str, stream: bool
+) -> None:
+    async with serving(app_for(SpeakingEntry(refusal=refusal))) as url, client(url) as api:
+        with pytest.raises(raised) as caught:
+            await api.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream)
+
+    assert caught.value.code == code
+    assert caught.value.status_code == type(refusal).http_status
+    assert str(refusal) in caught.value.message
+
+
+async def test_an_unknown_model_and_a_long_prompt_are_the_clients_errors() -> None:
+    async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await api.chat.completions.create(model="other", messages=MESSAGES)
+        with pytest.raises(openai.BadRequestError) as long:
+            await api.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x" * 200}])
+
+    assert (unknown.value.code, long.value.code) == ("model_not_found", "prompt_too_long")
+
+
+async def test_missing_layers_are_named_and_the_sdk_is_told_when_to_retry() -> None:
+    async with serving(app_for(SpeakingEntry(refusal=NO_ROUTE))) as url, client(url) as api:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await api.chat.completions.create(model=MODEL, messages=MESSAGES)
+
+    assert caught.value.status_code == 503
+    assert caught.value.response.headers["retry-after"] == "5"
+    assert caught.value.body == {
+        "message": "nobody serves layers 12–20 of toy",
+        "type": "server_error",
+        "param": None,
+        "code": "no_route",
+        "missing_layers": [[12, 20]],
+    }
+
+
+async def test_a_failure_in_mid_stream_is_raised_by_the_sdk() -> None:
+    entry = SpeakingEntry(fail_after=3, failure=StreamReset("the tail is gone"))
+    texts: list[str] = []
+    async with serving(app_for(entry)) as url, client(url) as api:
+        stream = await api.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+
+        async def read() -> None:
+            async for chunk in stream:
+                texts.append(chunk.choices[0].delta.content or "")
+
+        with pytest.raises(openai.APIError, match="the tail is gone") as caught:
+            await read()
+
+    assert "".join(texts) == "".join(ANSWER[:3])
+    assert caught.value.code == "stream_reset"
+
+
+async def test_an_unsupported_field_is_a_bad_request_that_names_it() -> None:
+    async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
+        with pytest.raises(openai.BadRequestError, match="presence_penalty is not supported") as caught:
+            await api.chat.completions.create(model=MODEL, messages=MESSAGES, presence_penalty=0.5)
+
+    assert caught.value.param == "presence_penalty"
