@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessella_p2p.base.errors import LocalProtocolError
-from tessella_p2p.ledger.tables import Tables
-from tessella_p2p.wire import cbor
+from tessella_p2p.ledger.tables import Tables, decode_row, encode_row
 
 ISSUANCE = "issuance"
 """The account that new credits come from. No peer id looks like it."""
@@ -79,11 +78,11 @@ class Accounts:
         return total
 
     def _put(self, account: Account) -> None:
-        self._tables.put(TABLE, account.name.encode(), cbor.encode([account.micro_credits, account.settled_proofs]))
+        self._tables.put(TABLE, account.name.encode(), encode_row([account.micro_credits, account.settled_proofs]))
 
 
 def _account(name: str, row: bytes) -> Account:
-    match cbor.decode(row):
+    match decode_row(row):
         case [int(micro_credits), int(settled_proofs)]:
             return Account(name, micro_credits, settled_proofs)
     raise LocalProtocolError(f"the row of account {name} is damaged")

@@ -25,8 +25,7 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MAX_EXPIRED_PER_CHANGE, MICRO_PER_LAYER_POSITION
 from tessella_p2p.ledger.accounts import ISSUANCE, Accounts, Transfer
 from tessella_p2p.ledger.changes import Change, ProofSettled, TicketsExpired
-from tessella_p2p.ledger.tables import Tables
-from tessella_p2p.wire import cbor
+from tessella_p2p.ledger.tables import Tables, decode_row, encode_row
 from tessella_p2p.wire.envelope import decode_message, encode_message
 
 TABLE_NAMES = ("accounts", "tickets", "proofs", "issued", "expiry", "state")
@@ -73,7 +72,7 @@ class LedgerState:
         row = self._tables.get("tickets", key.digest)
         if row is None:
             return TicketFacts()
-        match cbor.decode(row):
+        match decode_row(row):
             case [int(settle_before), list(paid), dict(proofs)]:
                 return TicketFacts(settle_before, dict(paid), proofs)
         raise LocalProtocolError("the row of a ticket is damaged")
@@ -132,7 +131,7 @@ class LedgerState:
         if amount:
             self.accounts.apply(Transfer(ISSUANCE, change.worker, amount))
             issued = self.issued(change.requester, change.day) + amount
-            self._tables.put("issued", _issued_key(change.day, change.requester), cbor.encode(issued))
+            self._tables.put("issued", _issued_key(change.day, change.requester), encode_row(issued))
 
     def _put_ticket(self, key: TicketKey, after: TicketFacts, before: TicketFacts) -> None:
         if after.settle_before != before.settle_before:
@@ -143,14 +142,14 @@ class LedgerState:
             [list(pair) for pair in sorted(after.paid.items())],
             dict(after.proofs),
         ]
-        self._tables.put("tickets", key.digest, cbor.encode(row))
+        self._tables.put("tickets", key.digest, encode_row(row))
 
     def _apply_expired(self, change: TicketsExpired) -> None:
         for expiry, _ in self._tables.scan("expiry", b"", MAX_EXPIRED_PER_CHANGE):
             settle_before, digest = int.from_bytes(expiry[:8], "big"), expiry[8:]
             if settle_before > change.before:
                 break
-            self._tables.put("state", _HORIZON, cbor.encode(max(self.horizon, settle_before)))
+            self._tables.put("state", _HORIZON, encode_row(max(self.horizon, settle_before)))
             self._tables.delete("expiry", expiry)
             self._tables.delete("tickets", digest)
             self._delete_proofs(digest)
@@ -179,7 +178,7 @@ def _expiry_key(settle_before: int, digest: bytes) -> bytes:
 
 
 def _number(row: bytes) -> int:
-    value = cbor.decode(row)
+    value = decode_row(row)
     if not isinstance(value, int):
         raise LocalProtocolError("a row that should hold a number is damaged")
     return value

@@ -9,6 +9,20 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Protocol
 
+import cbor2
+
+from tessella_p2p.wire import cbor
+
+
+def encode_row(value: object) -> bytes:
+    """The canonical bytes of a row's value."""
+    return cbor.encode(value)
+
+
+def decode_row(row: bytes) -> object:
+    """The value of a row that this program wrote; without the checks that a peer's bytes get."""
+    return cbor2.loads(row)
+
 
 class Tables(Protocol):
     """Tables of byte keys in order. Keys have at most 511 bytes (LMDB's limit)."""
