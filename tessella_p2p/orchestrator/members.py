@@ -197,9 +197,11 @@ class Members:
         return allocate(terms, others, request.claim_mb, min_stages=self._min_stages, wanted=wanted)
 
     def _ready(self, peer: PeerId, request: Ready, now_ms: int) -> list[MemberEffect]:
-        member = self._with_record(self._known(peer, request.serial, now_ms), request.record, now_ms)
-        effects = self._put(replace(_seen(member, now_ms), state=self._serving_state(member)))
-        return [*effects, SendAnswer(Acknowledged())]
+        """A ready is an announce that has to bring its record; after a restart of the orchestrator it readmits too."""
+        member = self._members.get(peer)
+        queue_depth = 0 if member is None else member.queue_depth
+        announce = Announce(serial=request.serial, queue_depth=queue_depth, state="ready", record=request.record)
+        return self._announce(peer, announce, now_ms)
 
     def _announce(self, peer: PeerId, request: Announce, now_ms: int) -> list[MemberEffect]:
         if self._is_forgotten(peer, now_ms) and request.record is not None:

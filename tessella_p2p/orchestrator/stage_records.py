@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessella_p2p.base.errors import Expired, InvalidSignature
+from tessella_p2p.base.errors import InvalidSignature, NotAuthorized
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import OUTAGE_GRACE_S
 from tessella_p2p.wire.envelope import open_envelope
@@ -36,13 +36,14 @@ def verify_stage_record(raw: bytes, peer: PeerId, orchestrator: PeerId, now_ms: 
 
     Raises:
         RemoteProtocolError: not the peer's, expired, or without a lease of this orchestrator for what it states.
+        NotAuthorized: the lease is over by more than the grace.
     """
     envelope = open_envelope(raw, STAGE_RECORD, now_ms=now_ms, signer=peer)
     stage = envelope.message(StageRecord)
     leased = open_envelope(stage.lease, LEASE, now_ms=None, signer=orchestrator)
     lease = leased.message(Lease)
     if leased.expires_at + _GRACE_MS <= now_ms:
-        raise Expired(f"lease {lease.serial} of {peer} is long over: register again")
+        raise NotAuthorized(f"lease {lease.serial} of {peer} is long over: register again")
     stated = (peer, stage.model_id, stage.manifest_root, stage.recipe, stage.layers)
     if stated != (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers):
         raise InvalidSignature(f"the stage record of {peer} is not for what its lease covers").blame(peer)
