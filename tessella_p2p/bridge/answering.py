@@ -7,7 +7,8 @@ visible with pings; a client that reads slowly holds up nothing but its own gene
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answers import DONE, PING, event
 from tessella_p2p.bridge.errors import error_answer, sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
-from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, GenerationEvent, Prepared
+from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, Prepared
 
 
 class Dialect(Protocol):
@@ -199,12 +200,18 @@ class EventStream:
 
     async def write(self, data: bytes) -> None:
         """Send ``data``, at the pace of the client. A cancelled write ends the connection."""
-        async with self._lock:
+        if self._lock.locked():
+            await self._lock.acquire()
+        else:
+            self._lock.acquire_nowait()  # a checkpoint less for each token: the write is one
+        try:
             if not self.started:
                 self.started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._last_write = trio.current_time()
+        finally:
+            self._lock.release()
 
     async def ping_until_ended(self) -> None:
         """Send a comment whenever nothing was sent for ``ping_s`` seconds."""
@@ -283,23 +290,13 @@ async def _pump(generation: Generation, sink: _Sink) -> Finished:
     """Give every event to ``sink``; returns the last one."""
     await sink.begin(generation.prepared)
     finished: Finished | None = None
-    events = generation.events()
-    try:
+    async with aclosing(generation.events()) as events:
         async for each in events:
             if isinstance(each, Delta):
                 await sink.delta(each)
             else:
                 finished = each
                 await sink.finish(each)
-    finally:
-        await _close(events)
     if finished is None:
         raise LocalProtocolError(f"the events of {generation.prepared.request_id} ended without Finished")
     return finished
-
-
-async def _close(events: AsyncIterator[GenerationEvent]) -> None:
-    """A generator that is left at a ``yield`` would be finalised by the garbage collector; other iterators need nothing."""
-    aclose = getattr(events, "aclose", None)
-    if aclose is not None:
-        await aclose()

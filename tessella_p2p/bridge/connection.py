@@ -138,18 +138,28 @@ class Connection:
 
     async def _write(self, data: bytes) -> None:
         sent = False
-        with trio.move_on_after(self._limits.send_timeout_s):
-            try:
-                async with self._write_lock:
-                    await self._stream.send_all(data)
+        try:
+            with trio.move_on_after(self._limits.send_timeout_s):
+                await self._send_in_turn(data)
                 sent = True
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-            finally:
-                if not sent:  # also when cancelled: the protocol counts these bytes as sent, so the framing is lost
-                    self._abort()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            if not sent:  # also when cancelled: the protocol counts these bytes as sent, so the framing is lost
+                self._abort()
         if not sent:
             await self._protocol.handle(Closed())
+
+    async def _send_in_turn(self, data: bytes) -> None:
+        """The app's writes and the protocol's own come from different tasks."""
+        if self._write_lock.locked():
+            await self._write_lock.acquire()
+        else:
+            self._write_lock.acquire_nowait()  # a checkpoint less for each token: sending is one
+        try:
+            await self._stream.send_all(data)
+        finally:
+            self._write_lock.release()
 
     def _set_idle(self, idle: bool) -> None:
         self._idle = idle

@@ -4,7 +4,7 @@ server on loopback, and a caller that needs no socket."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,7 +104,7 @@ class SpeakingGeneration:
     entry: SpeakingEntry
     prepared: Prepared
 
-    async def events(self) -> AsyncIterator[GenerationEvent]:
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         spoken = self.entry.words[: self.prepared.max_tokens]
         for index, word in enumerate(spoken):
             if index == self.entry.fail_after and self.entry.failure is not None:

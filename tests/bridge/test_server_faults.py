@@ -297,7 +297,7 @@ async def test_a_drain_lets_answers_finish_closes_idle_connections_and_takes_no_
         drain.set()
         with trio.fail_after(PATIENCE_S):
             assert await receive_all(idle) == b""
-            with pytest.raises(OSError, match="refused|connect"):
+            with pytest.raises(OSError, match=r"refused|connect"):
                 await trio.open_tcp_stream("127.0.0.1", port_of(url))
             entry.release.set()
             assert b"data: [DONE]\n\n" in await receive_all(busy)
