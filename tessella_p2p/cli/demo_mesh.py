@@ -131,7 +131,8 @@ class Mesh:
         plan = self.plan
         models = ["--models-dir", str(plan.models_dir)] if plan.models_dir else []
         self._report("starting the bootstrap node")
-        await self.launch(self.bootstrap, "bootstrap", ["--p2p-host", "127.0.0.1", "--p2p-port", "0"])
+        self.bootstrap.arguments = ["--p2p-host", "127.0.0.1", "--p2p-port", "0"]
+        await self.launch(self.bootstrap, "bootstrap", self.bootstrap.arguments)
         await self.wait_ready(self.bootstrap)
         self._report("starting the orchestrator")
         min_stages = plan.min_stages if plan.min_stages is not None else plan.workers
@@ -181,6 +182,15 @@ class Mesh:
                 command_line, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         node.ready = {}
+
+    async def restart(self, node: Node) -> None:
+        """Start a node again after its end: the same key, data and ports; waits until it is up."""
+        command = {"bootstrap": "bootstrap", "orchestrator": "orchestrator"}.get(node.name, "daemon")
+        ports = ["--p2p-port", node.p2p_address.split("/")[4]]
+        if command == "daemon":
+            ports += ["--api-port", node.api_url.rpartition(":")[2]]
+        await self.launch(node, command, [*node.arguments, *ports])
+        await self.wait_ready(node)
 
     async def wait_ready(self, node: Node) -> None:
         """Wait until a node has written its addresses.

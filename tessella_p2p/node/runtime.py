@@ -90,9 +90,7 @@ async def run_bootstrap(config: BootstrapConfig) -> None:
             _network(config, key, config.p2p_host, config.p2p_port) as network,
             trio.open_nursery() as nursery,
         ):
-            discovery = Discovery(
-                network, SystemClock(), random.Random(), pins=frozenset(), bootstrap=config.bootstrap
-            )
+            discovery = Discovery(network, SystemClock(), random.Random(), pins=frozenset(), bootstrap=config.bootstrap)
             await nursery.start(discovery.run)
             leaving = await _up(nursery, config, network)
             await leaving.wait()
@@ -161,9 +159,7 @@ async def run_orchestrator(config: OrchestratorConfig) -> None:
 def _orchestrated(artifact: Artifact, config: OrchestratorConfig) -> OrchestratedModel:
     positions = config.max_positions or min(DEFAULT_MAX_POSITIONS, artifact.config.context_length)
     recipe = RECIPES[config.recipe]
-    terms = model_terms(
-        artifact.config, artifact.costs, recipe, num_sessions=MAX_SESSIONS, max_positions=positions
-    )
+    terms = model_terms(artifact.config, artifact.costs, recipe, num_sessions=MAX_SESSIONS, max_positions=positions)
     return OrchestratedModel(
         model_id=artifact.model_id,
         manifest_root=artifact.root,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,9 +65,11 @@ class LiveNodeView:
 
     async def run(self) -> None:
         """Keep proof counts and the balance fresh until cancelled: at each change, and now and then."""
+        read_at = -math.inf
         while True:
             changed = self._roles.proofs.changed
             counts = await self._run_blocking(self._log.counts)
+            settled_more = counts.settled != self._proofs.settled
             self._proofs = ProofCounts(
                 open=counts.open,
                 pending=counts.pending,
@@ -74,7 +77,9 @@ class LiveNodeView:
                 held=counts.held,
                 refused=counts.refused,
             )
-            await self._read_credits()
+            if settled_more or trio.current_time() >= read_at + _REFRESH_S:
+                await self._read_credits()
+                read_at = trio.current_time()
             with trio.move_on_after(_REFRESH_S):
                 await changed.wait()
 

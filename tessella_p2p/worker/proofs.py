@@ -43,7 +43,7 @@ class ProofWriter:
         self._run_blocking = run_blocking
         self._written = trio.Event()
         self.changed = trio.Event()
-        """Set, and replaced, whenever a proof was written or settled."""
+        """Set, and replaced, whenever the log has changed."""
 
     def _note_change(self) -> None:
         self.changed.set()
@@ -54,6 +54,7 @@ class ProofWriter:
         envelope = self._seal(opening, meter)
         session, epoch = opening.key
         await self._run_blocking(lambda: self._log.put_checkpoint(session, epoch, envelope))
+        self._note_change()
 
     async def prove(self, opening: Opening, meter: WorkMeter) -> None:
         """Write the proof, durable on return, and wake the upload."""
