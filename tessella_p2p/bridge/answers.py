@@ -32,6 +32,7 @@ class Timings(TypedDict):
 
     ttft_ms: float
     tokens_per_s: float
+    hop_added_ms_p50: float | None
 
 
 class Hop(TypedDict):
@@ -172,5 +173,9 @@ def extension_of(finished: Finished) -> Extension:
         ],
         "tier": finished.tier,
         "paid": finished.paid,
-        "timings": {"ttft_ms": finished.ttft_ms, "tokens_per_s": finished.tokens_per_s},
+        "timings": {
+            "ttft_ms": finished.ttft_ms,
+            "tokens_per_s": finished.tokens_per_s,
+            "hop_added_ms_p50": finished.hop_added_ms_p50,
+        },
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -59,10 +59,8 @@ class Finished:
     tier: str
     paid: bool
     request_id: str
-    step_ms: tuple[float, ...] = field(default=())
-    """Wall milliseconds of each decode step, as the entry saw it."""
-    hop_added_ms: tuple[float, ...] = field(default=())
-    """Per decode step: (step − sum of the stages' compute) / transfers."""
+    hop_added_ms_p50: float | None = None
+    """Median over the decode steps of (step − sum of the stages' compute) / transfers; None without a step or a transfer."""
 
 
 GenerationEvent = Delta | Finished

@@ -56,14 +56,13 @@ def _transfers(route: Route, entry: PeerId) -> int:
     return sum(a != b for a, b in pairwise(_path(route, entry)))
 
 
-def hop_added_ms(route: Route | None, steps: Sequence[Token], entry: PeerId) -> tuple[float, ...]:
-    """Per step: what the network and the queues added, per transfer: (wall − sum of stage compute) / transfers."""
+def hop_added_ms_p50(route: Route | None, steps: Sequence[Token], entry: PeerId) -> float | None:
+    """What the network and the queues add to a step, per transfer: the median of (wall − sum of stage compute) / transfers."""
     transfers = _transfers(route, entry) if route is not None else 0
-    if not transfers:
-        return ()
-    return tuple(
-        max(token.wall_us - sum(stage.compute_us for stage in token.trace), 0) / transfers / 1000 for token in steps
-    )
+    if not transfers or not steps:
+        return None
+    added_us = [max(token.wall_us - sum(stage.compute_us for stage in token.trace), 0) for token in steps]
+    return round(median(added_us) / transfers / 1000, 3)
 
 
 def hop_reports(route: Route | None, steps: Sequence[Token], entry: PeerId) -> tuple[HopReport, ...]:

@@ -24,7 +24,7 @@ from tessella_p2p.base.limits import MAX_EPOCHS
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, GenerationEvent, Prepared
 from tessella_p2p.entry.chain import Chain, SessionPlan
 from tessella_p2p.entry.codec import PromptCodec
-from tessella_p2p.entry.report import Timing, hop_added_ms, hop_reports
+from tessella_p2p.entry.report import Timing, hop_added_ms_p50, hop_reports
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.text import StopFilter
 
@@ -143,8 +143,7 @@ class Session:
             tier=self._tier,
             paid=self._plan.ticket is not None,
             request_id=self._plan.request_id,
-            step_ms=tuple(token.wall_us / 1000 for token in self._timing.decode),
-            hop_added_ms=hop_added_ms(route, self._timing.decode, self._host.peer_id),
+            hop_added_ms_p50=hop_added_ms_p50(route, self._timing.decode, self._host.peer_id),
         )
 
     async def _next(self) -> int:

@@ -1,0 +1,44 @@
+"""One measurement, as it is printed and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A median over runs. ``note`` says what was measured, and its limit where there is one."""
+
+    name: str
+    value: float
+    unit: str
+    runs: tuple[float, ...]
+    note: str
+
+
+def of_runs(name: str, unit: str, runs: Sequence[float], note: str) -> Result:
+    """The median of ``runs``."""
+    return Result(name, round(median(runs), 4), unit, tuple(round(run, 4) for run in runs), note)
+
+
+def ratio_of_runs(name: str, above: Sequence[float], below: Sequence[float], note: str) -> Result:
+    """The median of the ratios of neighbouring runs: what the machine did meanwhile cancels out."""
+    return of_runs(name, "ratio", [a / b for a, b in zip(above, below, strict=True)], note)
+
+
+def print_results(results: Sequence[Result]) -> None:
+    """A table for people."""
+    width = max(len(result.name) for result in results)
+    for result in results:
+        low, high = min(result.runs), max(result.runs)
+        spread = f"{low:.3g}–{high:.3g}" if len(result.runs) > 1 else "one run"
+        print(f"{result.name:<{width}}  {result.value:>10.4g} {result.unit:<8} {spread:<16} {result.note}")
+
+
+def write_json(results: Sequence[Result], path: Path) -> None:
+    """A list of objects for scripts."""
+    path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
