@@ -124,6 +124,7 @@ class SpeakingGeneration:
             tier="Standard",
             paid=True,
             request_id=self.prepared.request_id,
+            hop_added_ms_p50=0.25,
         )
 
 

@@ -21,7 +21,7 @@ TESSELLA = {
     ],
     "tier": "Standard",
     "paid": True,
-    "timings": {"ttft_ms": 12.0, "tokens_per_s": 34.0},
+    "timings": {"ttft_ms": 12.0, "tokens_per_s": 34.0, "hop_added_ms_p50": 0.25},
 }
 USAGE = {"prompt_tokens": 2, "completion_tokens": 7, "total_tokens": 9}
 
