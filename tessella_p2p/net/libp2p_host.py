@@ -47,6 +47,7 @@ from tessella_p2p.net import multistream
 from tessella_p2p.net.libp2p_patches import GuardedSwarm, build_swarm, describe
 from tessella_p2p.net.libp2p_streams import FastConnection, as_port_stream, peer_id_of
 from tessella_p2p.net.listening import announced_addresses, bind, listening_addresses
+from tessella_p2p.net.names import resolve
 from tessella_p2p.net.network import Handler, NetworkEvent, PeerConnected, PeerDisconnected, Stream
 from tessella_p2p.net.ping import answer_pings, watch_pings
 from tessella_p2p.net.serving import AddressBook, EventFan, Handlers
@@ -247,8 +248,15 @@ class Libp2pNetwork:
         self, peer: PeerId, address: str, failures: list[str], failed: trio.Event, race: trio.CancelScope
     ) -> None:
         try:
-            await self._swarm.dial_addr(Multiaddr(address), ID.from_base58(peer))
-            race.cancel()
+            for resolved in await resolve(address):
+                try:
+                    await self._swarm.dial_addr(Multiaddr(resolved), ID.from_base58(peer))
+                except BaseLibp2pError as error:
+                    failures.append(f"{resolved}: {describe(error)}")
+                else:
+                    race.cancel()
+                    return
+            failed.set()
         except Exception as error:  # noqa: BLE001 - the library's dialling raises many types; each is one failed address
             failures.append(f"{address}: {describe(error)}")
             failed.set()

@@ -16,6 +16,7 @@ from tessella_p2p.base.limits import MAX_HALF_OPEN_PER_ADDRESS, MAX_HOP_BYTES, M
 from tessella_p2p.net import libp2p_patches
 from tessella_p2p.net.framing import send_message
 from tessella_p2p.net.libp2p_host import Libp2pNetwork
+from tessella_p2p.net.names import resolve
 from tessella_p2p.net.network import PeerDisconnected, Stream
 from tessella_p2p.net.yamux_stream import YamuxStream
 from tessella_p2p.wire.keys import NodeKey
@@ -88,11 +89,12 @@ async def test_visitors_give_their_place_back(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(libp2p_patches, "MAX_CONNECTIONS", 3)
     async with Libp2pNetwork.open(BOB, LOOPBACK) as b:
         b.serve(ECHO, echo)
-        for _ in range(8):
-            gone = b.events()
-            await assert_serves(b)
-            while not isinstance(await gone.receive(), PeerDisconnected):
-                pass
+        with trio.fail_after(30):
+            for _ in range(8):
+                gone = b.events()
+                await assert_serves(b)
+                while not isinstance(await gone.receive(), PeerDisconnected):
+                    pass
         assert b.connected_peers() == ()
 
 
@@ -279,6 +281,15 @@ async def test_dead_addresses_do_not_hide_a_live_one() -> None:
         stream = await a.open_stream(b.peer_id, ECHO)
         await stream.send_all(b"found")
         assert await take(stream, 5) == b"found"
+
+
+async def test_host_names_are_resolved_as_the_machine_resolves_them() -> None:
+    """The library asks DNS servers, which do not know this machine's hosts file."""
+    async with pair() as (a, b):
+        await a.connect(f"/dns4/localhost/tcp/{port_of(b)}/p2p/{b.peer_id}")
+        with pytest.raises(DialError, match="no address"):
+            await a.connect(f"/dns4/{'x' * 70}/tcp/1/p2p/{CAROL.peer_id}")
+        assert await resolve("/ip4/127.0.0.1/tcp/1") == ("/ip4/127.0.0.1/tcp/1",)
 
 
 async def test_a_failed_dial_is_not_remembered_against_the_peer() -> None:

@@ -287,6 +287,16 @@ async def test_data_for_a_closed_stream_is_answered_with_a_reset() -> None:
     assert connection.num_streams == 0
 
 
+async def test_closing_with_bytes_unread_frees_a_sender_that_waits_for_credit() -> None:
+    connection, channel = responder()
+    connection.receive(frame(WINDOW_UPDATE, SYN, 1))
+    stream = await connection.accept_stream()
+    connection.receive(frame(DATA, 0, 1, data=bytes(STREAM_WINDOW_BYTES)))
+    channel.take()
+    await stream.aclose()
+    assert channel.take() == [(DATA, FIN, 1, 0), (DATA, RST, 1, 0)]
+
+
 async def test_what_a_peer_finished_can_be_read_after_its_reset() -> None:
     connection, _ = responder()
     connection.receive(frame(WINDOW_UPDATE, SYN, 1))
