@@ -27,6 +27,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -c '' 2>/dev/null || { echo 'making .venv' >&2; '$(PYTHON)' -m venv --clear .venv >&2; }
 	@echo 'installing what constraints.txt pins (a minute or two)' >&2
 	@$(BIN)/python -m pip install --quiet --compile --constraint constraints.txt --editable '.[test,tools]' >&2
+	@# libp2p brings trio-typing, whose stubs describe a trio of years ago and hide trio's own types from mypy.
+	@rm -rf $(BIN)/../lib/python3*/site-packages/trio-stubs
 	@touch $@
 
 model: $(INSTALLED)
