@@ -173,7 +173,8 @@ class Mesh:
         environment["TESSELLA_CONFIG_DIR"] = str(node.home)
         command_line = [
             *(sys.executable, "-m", "tessella_p2p", command, *arguments),
-            *("--keypair-path", str(node.home / "node.key"), "--data-dir", str(node.home / "data")),
+            *("--keypair-path", str(node.home / "node.key")),
+            *(() if command == "bootstrap" else ("--data-dir", str(node.home / "data"))),
             *("--log-format", "json", "--log-level", self.plan.log_level),
             *("--ready-file", str(ready_file), "--exit-with-stdin"),
         ]

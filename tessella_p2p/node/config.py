@@ -319,7 +319,6 @@ class BootstrapConfig(RoleConfig):
 
     p2p_host: P2pHost = EVERY_HOST
     p2p_port: P2pPort = 9070
-    data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("bootstrap"))
 
 
 ROLES: Final[Mapping[str, type[RoleConfig]]] = {
