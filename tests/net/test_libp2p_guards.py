@@ -288,7 +288,7 @@ async def test_host_names_are_resolved_as_the_machine_resolves_them() -> None:
     async with pair() as (a, b):
         await a.connect(f"/dns4/localhost/tcp/{port_of(b)}/p2p/{b.peer_id}")
         with pytest.raises(DialError, match="no address"):
-            await a.connect(f"/dns4/{'x' * 70}/tcp/1/p2p/{CAROL.peer_id}")
+            await resolve(f"/dns4/{'x' * 70}/tcp/1")  # no label may be that long
         assert await resolve("/ip4/127.0.0.1/tcp/1") == ("/ip4/127.0.0.1/tcp/1",)
 
 
