@@ -85,6 +85,8 @@ KAD_REQUEST_BURST = 512
 KAD_REPLY_VALUE_BYTES = 160 * KIB
 """Bytes of values in one reply."""
 KAD_REFRESH_S = 120.0
+KAD_TARGETS_S = 50.0
+"""A value is republished at the peers of the last lookup for so long, unless one of them fails."""
 BOOTSTRAP_RETRY_MIN_S = 1.0
 BOOTSTRAP_RETRY_MAX_S = 60.0
 BOOTSTRAP_RECHECK_S = 120.0
@@ -94,10 +96,14 @@ WATCH_RETRY_S = 2.0
 """A watched model of which no stage is known is looked up again after this."""
 MAX_WATCHED = 64
 MAX_SWARM_RECORDS = 4096
-GOSSIP_FANOUT = 8
+GOSSIP_FANOUT = 6
+GOSSIP_ROTATED = 2
+"""Neighbours that others replace in each heartbeat period."""
 GOSSIP_SEEN = 8192
 GOSSIP_TICK_S = 0.25
-"""Heartbeats to forward are collected for so long, then sent as one batch."""
+GOSSIP_TICK_PER_SIGNER_S = 0.01
+GOSSIP_TICK_MAX_S = 1.0
+"""Heartbeats to forward are collected for so long, then sent as one batch: longer the more peers send them, within these."""
 GOSSIP_MAX_BATCH = 64
 GOSSIP_MAX_BATCH_BYTES = 128 * KIB
 GOSSIP_MAX_QUEUED = 4096

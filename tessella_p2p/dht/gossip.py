@@ -1,8 +1,8 @@
 """Heartbeats by gossip, as a pure core: each record goes once from each node to a few random neighbours.
 
 A node says its own record every few seconds. Whoever hears a record for the first time passes it on, in the next batch, to its
-neighbours of the moment: a random few of the connected peers, drawn again for each heartbeat period. With n nodes and f neighbours
-each, a heartbeat misses a given node with a chance of about e^-f, and the next heartbeat takes other ways.
+neighbours of the moment: a random few of the connected peers, some of which others replace in each heartbeat period. With f neighbours
+each, a heartbeat misses a given node with a chance of about e^-f, and soon takes other ways.
 
 What is passed on: records that are well formed, signed, in their time and newer than the last one of the same signer; whether a
 lease counts is for readers to say, who pin different orchestrators. What a neighbour hands over and what one signer causes are
@@ -25,11 +25,14 @@ from tessella_p2p.base.limits import (
     GOSSIP_MAX_BATCH,
     GOSSIP_MAX_BATCH_BYTES,
     GOSSIP_MAX_QUEUED,
+    GOSSIP_ROTATED,
     GOSSIP_SEEN,
     GOSSIP_SIGNER_BURST,
     GOSSIP_SIGNER_PER_S,
     GOSSIP_SOURCE_BURST,
     GOSSIP_SOURCE_PER_S,
+    GOSSIP_TICK_MAX_S,
+    GOSSIP_TICK_PER_SIGNER_S,
     GOSSIP_TICK_S,
     HEARTBEAT_S,
     MAX_SWARM_RECORDS,
@@ -141,9 +144,11 @@ class Gossip:
         return batches
 
     def _draw(self, connected: Sequence[PeerId], now: float) -> tuple[PeerId, ...]:
-        """The neighbours of this heartbeat period that are still connected; others take the places of those that left."""
+        """The neighbours that are still connected, without the oldest few once a period is over, and others in their places."""
         if now >= self._drawn_at + HEARTBEAT_S:
-            self._neighbours, self._drawn_at = (), now
+            self._drawn_at = now
+            if len(connected) > self._fanout:
+                self._neighbours = self._neighbours[GOSSIP_ROTATED:]
         kept = [peer for peer in self._neighbours if peer in connected]
         others = [peer for peer in sorted(connected) if peer not in kept]
         self._neighbours = (*kept, *self._rng.sample(others, min(len(others), self._fanout - len(kept))))
@@ -163,7 +168,8 @@ class Gossip:
     def _enqueue(self, signed: SignedStage, source: PeerId, now: float) -> None:
         if len(self._queue) < GOSSIP_MAX_QUEUED:
             self._queue.append(_Queued(signed.envelope.raw, source, signed.envelope.signer))
-            self._due = min(self._due, now + GOSSIP_TICK_S)
+            tick_s = max(GOSSIP_TICK_S, min(GOSSIP_TICK_MAX_S, GOSSIP_TICK_PER_SIGNER_S * len(self._newest)))
+            self._due = min(self._due, now + tick_s)
 
     def _remember(self, digest: bytes) -> None:
         self._seen[digest] = None

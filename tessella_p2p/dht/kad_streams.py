@@ -212,9 +212,11 @@ class KadStreams:
     ) -> None:
         try:
             async for request in requests:
-                with trio.fail_after(KAD_HARD_S):
+                with trio.CancelScope(deadline=trio.current_time() + KAD_HARD_S) as sending:
                     await send_message(stream, encode_request(request))
-        except (TransportError, trio.TooSlowError):
+                if sending.cancelled_caught:
+                    scope.cancel()
+        except TransportError:
             scope.cancel()
 
     async def _receive_replies(self, lane: _Lane, stream: Stream) -> None:

@@ -40,7 +40,9 @@ from tessella_p2p.base.limits import (
     KAD_SOFT_DEFAULT_S,
     KAD_SOFT_MAX_S,
     KAD_SOFT_MIN_S,
+    KAD_TARGETS_S,
     MAX_BOOTSTRAP,
+    MAX_WATCHED,
 )
 from tessella_p2p.dht.keyspace import KEY_BYTES, Contact
 from tessella_p2p.dht.lookup import Lookup
@@ -184,6 +186,15 @@ class _Query:
     newest: dict[PeerId, tuple[int, bytes]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Where the last `Put` of a key stored its value, for the next ones."""
+
+    peers: list[Contact]
+    until: float
+    table_size: int
+
+
 @dataclass(slots=True)
 class _Open:
     """A request without an answer; ``lookup`` is None for a store."""
@@ -213,6 +224,7 @@ class Kademlia:
         self._queries: dict[int, _Query] = {}
         self._requests: dict[int, _Open] = {}
         self._deadlines: list[tuple[float, int, bool]] = []
+        self._targets: dict[bytes, _Targets] = {}
         self._last_id = 0
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
         self._soft_s = KAD_SOFT_DEFAULT_S
@@ -299,7 +311,11 @@ class Kademlia:
                 self._take_values(query, own, now_ms)
                 self._look_up(query, int.from_bytes(event.key, "big"), now, now_ms, quorum=event.quorum, hits=bool(own))
             case Put():
-                self._look_up(query, int.from_bytes(event.key, "big"), now, now_ms)
+                targets = self._targets.get(event.key)
+                if targets is None or now >= targets.until or len(self.table) > 1.25 * targets.table_size:
+                    self._look_up(query, int.from_bytes(event.key, "big"), now, now_ms)
+                else:
+                    self._store_at(query, event, targets.peers, now, now_ms)
             case Refresh():
                 self.store.expire(now_ms)
                 self._look_up(query, self.table.target_of_refresh(self._rng), now, now_ms)
@@ -329,7 +345,12 @@ class Kademlia:
         query.hops = query.hops or lookup.hops
         match query.event:
             case Put() as put:
-                self._store_at(query, put, lookup, now, now_ms)
+                peers = lookup.closest()
+                self._targets.pop(put.key, None)
+                self._targets[put.key] = _Targets(peers, now + KAD_TARGETS_S, len(self.table))
+                if len(self._targets) > MAX_WATCHED:
+                    del self._targets[next(iter(self._targets))]
+                self._store_at(query, put, peers, now, now_ms)
             case Join() if not query.widened:
                 query.widened = True
                 targets = self.table.targets_after_join(self._rng)
@@ -339,21 +360,24 @@ class Kademlia:
                 query.open -= 1
             case _:
                 pass
-        if not query.open:
+        if not query.open and query.number in self._queries:
             self._finish(query)
 
-    def _store_at(self, query: _Query, put: Put, lookup: Lookup, now: float, now_ms: int) -> None:
-        peers = lookup.closest()
-        if len(peers) < KAD_K or self.table.own_key ^ lookup.target < peers[-1].key ^ lookup.target:
+    def _store_at(self, query: _Query, put: Put, peers: list[Contact], now: float, now_ms: int) -> None:
+        """Send the value to the closest peers, and keep it here if this node is one of them."""
+        target = int.from_bytes(put.key, "big")
+        if len(peers) < KAD_K or self.table.own_key ^ target < peers[-1].key ^ target:
             peers = peers[: KAD_K - 1]
             try:
                 self.store.put(put.key, put.value, self._own, now_ms)
                 query.stored += 1
             except (RemoteProtocolError, RefusalError):
                 pass  # full, or the record expired while the lookup ran: the others say the same
+        query.open += len(peers)
         for contact in peers:
-            query.open += 1
             self._send(contact, Store(put.key, put.value), query, None, now)
+        if not peers and not query.open:
+            self._finish(query)
 
     def _send(self, contact: Contact, body: Find | Store, query: _Query, lookup: Lookup | None, now: float) -> None:
         self._last_id += 1
@@ -438,6 +462,8 @@ class Kademlia:
         peer = request.contact.peer_id
         self.table.failed(peer, unreachable=unreachable)
         if request.lookup is None:
+            if isinstance(request.query.event, Put):
+                self._targets.pop(request.query.event.key, None)
             self._store_done(request.query)
             return
         request.lookup.failed(peer)

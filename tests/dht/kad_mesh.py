@@ -91,6 +91,11 @@ def make_record(
     return seal(key, STAGE_RECORD, record, sequence=sequence, now_ms=now_ms, ttl_ms=ttl_ms)
 
 
+def tampered(raw: bytes) -> bytes:
+    """The same envelope with one bit of its signature changed."""
+    return raw[:-1] + bytes([raw[-1] ^ 1])
+
+
 @dataclass
 class KadNode:
     number: int
@@ -153,6 +158,13 @@ class KadMesh:
 
     def put(self, node: KadNode, key: bytes, value: bytes) -> int:
         return self.start(node, lambda query: Put(query, key, value))
+
+    def run_query(self, node: KadNode, query: int) -> QueryFinished:
+        """Run until a query is over, 30 s at most."""
+        deadline = self.now + 30.0
+        while query not in node.outcomes and self.now < deadline:
+            self.run_until(self.now + 0.1)
+        return node.outcomes[query][1]
 
     def join_all(self, over_s: float = 60.0) -> list[float]:
         """Everybody joins through two of the first ten; returns how long each took."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
 
-from tessella_p2p.base.errors import ConfigurationError
+from tessella_p2p.base.errors import ConfigurationError, StreamReset
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.dht.keyspace import record_key
 from tessella_p2p.dht.messages import HeartbeatBatch
 from tessella_p2p.dht.service import Discovery
+from tessella_p2p.dht.swarm_view import Source
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork
 from tessella_p2p.net.network import Stream
@@ -21,7 +22,7 @@ from tessella_p2p.net.virtual_clock import VirtualClock, run_deterministic
 from tessella_p2p.wire.envelope import encode_message
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.protocols import GOSSIP, KAD
-from tests.dht.kad_mesh import ORCHESTRATOR, ROOT, START_MS, make_lease, make_record, node_key
+from tests.dht.kad_mesh import ORCHESTRATOR, ROOT, START_MS, make_lease, make_record, node_key, tampered
 
 PINS = frozenset({ORCHESTRATOR.peer_id})
 
@@ -148,7 +149,7 @@ def test_heartbeats_keep_a_view_alive_and_their_end_empties_it() -> None:
             await trio.sleep(1)
             assert len(entry.view.stages(ROOT, "f32", DATE.unix_ms())) == 1
         mesh.fabric.crash(node_key(2).peer_id)
-        await trio.sleep(12)
+        await trio.sleep(13)
         assert entry.view.stages(ROOT, "f32", DATE.unix_ms()) == ()
         await trio.sleep(5)
         assert entry.view.liveness(node_key(2).peer_id, DATE.unix_ms()) == "offline"
@@ -180,7 +181,7 @@ def test_records_that_may_not_be_used_are_used_from_no_source() -> None:
         now_ms = DATE.unix_ms()
         good = make_record(key, sequence=5, now_ms=now_ms)
         bad = {
-            "forged": good[:-1] + bytes([good[-1] ^ 1]),
+            "forged": tampered(good),
             "expired": make_record(key, sequence=6, now_ms=now_ms - 61_000),
             "of another orchestrator": make_record(
                 key, sequence=6, now_ms=now_ms, lease=make_lease(key.peer_id, by=other, now_ms=now_ms)
@@ -190,8 +191,9 @@ def test_records_that_may_not_be_used_are_used_from_no_source() -> None:
             ),
             "garbage": b"\x00" * 40,
         }
-        for source in ("dht", "gossip", "orchestrator"):
-            node.observe(bad.values(), source)  # type: ignore[arg-type]
+        sources: tuple[Source, ...] = ("dht", "gossip", "orchestrator")
+        for source in sources:
+            node.observe(bad.values(), source)
             assert node.view.stages(ROOT, None, now_ms) == ()
         node.observe([good, make_record(key, sequence=4, now_ms=now_ms, layers=(10, 20))], "dht")
         assert [stage.layers.as_tuple() for stage in node.view.stages(ROOT, None, now_ms)] == [(0, 10)]
@@ -202,19 +204,19 @@ def test_records_that_may_not_be_used_are_used_from_no_source() -> None:
 def test_a_tenth_dead_and_a_tenth_frozen_hide_nothing() -> None:
     async def scenario(mesh: Mesh) -> None:
         nodes = {1: await mesh.node(1, pins=frozenset())}
-        for number in range(2, 61):
+        for number in range(2, 31):
             nodes[number] = await mesh.node(number, [bootstrap_of(1)])
             await trio.sleep(0.2)
         await trio.sleep(20)
-        for number, layers in ((10, (0, 10)), (20, (10, 20)), (30, (20, 30))):
+        for number, layers in ((10, (0, 10)), (19, (10, 20)), (29, (20, 30))):
             nodes[number].publish(publisher(number, layers), ROOT)
             await nodes[number].publish_now()
-        for number in (11, 12, 13, 14, 15, 16):
+        for number in (11, 12, 13):
             mesh.fabric.crash(node_key(number).peer_id)
-        for number in (21, 22, 23, 24, 25, 26):
+        for number in (21, 22, 23):
             mesh.fabric.freeze(node_key(number).peer_id)
         took: list[float] = []
-        for number in (2, 9, 33, 40, 41, 47, 50, 55, 60):
+        for number in (2, 9, 15, 17, 25, 28, 30):
             before = trio.current_time()
             kad = nodes[number].kad
             assert kad is not None
@@ -250,10 +252,8 @@ def test_garbage_on_a_stream_ends_that_stream_and_nothing_else(protocol: str, ga
             await stream.send_all(garbage)
             await stream.send_eof()
             with trio.fail_after(10):
-                try:
+                with suppress(StreamReset):  # a reset and an end are both fine here
                     assert await receive_message(stream) is None
-                except Exception as error:  # noqa: BLE001 - a reset and an end are both fine here
-                    assert "reset" in type(error).__name__.lower()
         other = await mesh.node(2, [bootstrap_of(1)])
         await trio.sleep(10)
         assert other.kad is not None
