@@ -9,7 +9,7 @@ sequence and the times from being used again.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -261,10 +261,13 @@ class ReplayGuard:
 
     Args:
         max_entries: bound over all signers; at the bound new requests are refused, never old entries forgotten.
+        max_per_signer: bound for one of them, so that nobody takes the room of all.
     """
 
-    def __init__(self, max_entries: int = 65_536) -> None:
+    def __init__(self, max_entries: int = 65_536, max_per_signer: int = 4096) -> None:
         self._max_entries = max_entries
+        self._max_per_signer = max_per_signer
+        self._num_of: Counter[str] = Counter()
         self._seen: OrderedDict[tuple[str, str, int], int] = OrderedDict()
 
     def check(self, envelope: Envelope, now_ms: int) -> None:
@@ -282,10 +285,17 @@ class ReplayGuard:
             if expires_at > now_ms:
                 break
             del self._seen[oldest]
+            self._forget_one_of(oldest[0])
         entry = (envelope.signer, envelope.domain, envelope.sequence)
         if entry in self._seen:
             raise Replayed(f"{envelope.signer} used sequence {envelope.sequence} for {envelope.domain} before")
-        if len(self._seen) >= self._max_entries:
-            raise Overloaded("too many requests in the last minute; try again later")
+        if len(self._seen) >= self._max_entries or self._num_of[envelope.signer] >= self._max_per_signer:
+            raise Overloaded("too many requests in the last two minutes; try again later")
         # Accepted at most CLOCK_SKEW_MS before its issue and until its expiry: remembered in arrival order, until all such are over.
         self._seen[entry] = now_ms + REQUEST_TTL_MS + CLOCK_SKEW_MS
+        self._num_of[envelope.signer] += 1
+
+    def _forget_one_of(self, signer: str) -> None:
+        self._num_of[signer] -= 1
+        if not self._num_of[signer]:
+            del self._num_of[signer]

@@ -300,6 +300,17 @@ def test_a_full_guard_refuses_new_requests_and_forgets_none_that_is_valid() -> N
     guard.check(opened(sealed(sequence=3, now_ms=after), now_ms=after), after)
 
 
+def test_one_signer_cannot_take_the_room_of_another() -> None:
+    guard = ReplayGuard(max_entries=10, max_per_signer=2)
+    for sequence in range(2):
+        guard.check(opened(sealed(sequence=sequence)), NOW)
+    with pytest.raises(Overloaded):
+        guard.check(opened(sealed(sequence=2)), NOW)
+    guard.check(open_envelope(sealed(EVE, sequence=0), "request", now_ms=NOW, audience=BOB.peer_id), NOW)
+    after = NOW + REQUEST_TTL_MS + CLOCK_SKEW_MS
+    guard.check(opened(sealed(sequence=3, now_ms=after), now_ms=after), after)
+
+
 # ---- Sequences ----
 
 
