@@ -40,7 +40,7 @@ def _on_libp2p(check: Check, muxer: str) -> None:
             Libp2pNetwork.open(ALICE, LOOPBACK, muxer="stock" if muxer == "stock" else "fast") as a,
             Libp2pNetwork.open(BOB, LOOPBACK, muxer="stock" if muxer == "stock" else "fast") as b,
         ):
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 await check(a, b)
 
     trio.run(main)

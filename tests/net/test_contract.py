@@ -144,7 +144,7 @@ async def test_message_of_nine_mebibytes_arrives_whole(a: Network, b: Network) -
         assert await receive_message(stream, 16 * MIB) == sent
 
 
-@contract()
+@contract(*FULL)
 async def test_many_streams_at_once_do_not_mix(a: Network, b: Network) -> None:
     b.serve(ECHO, echo)
 
