@@ -207,9 +207,11 @@ class NotCertified(ArtifactError):
 
 
 def _subclasses(root: type[TessellaError]) -> dict[str, type[TessellaError]]:
+    """By code, those of this module: a subclass of another module may need more than a message to be made."""
     found: dict[str, type[TessellaError]] = {}
     for child in root.__subclasses__():
-        found.setdefault(child.code, child)
+        if child.__module__ == __name__:
+            found.setdefault(child.code, child)
         found.update({code: cls for code, cls in _subclasses(child).items() if code not in found})
     return found
 
@@ -217,8 +219,8 @@ def _subclasses(root: type[TessellaError]) -> dict[str, type[TessellaError]]:
 def error_from_code(code: str, message: str) -> TessellaError:
     """The typed error that a peer named by ``code``.
 
-    An unknown code, or one that only this machine can meet (its configuration, its storage, its bugs), gives a
-    `RemoteProtocolError` that says so.
+    A code that is not in this module's tree, or one that only this machine can meet (its configuration, its storage, its bugs),
+    gives a `RemoteProtocolError` that says so.
     """
     cls = _subclasses(TessellaError).get(code)
     if cls is None or issubclass(cls, ConfigurationError | StorageError | LocalProtocolError):

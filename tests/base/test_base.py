@@ -23,6 +23,7 @@ from tessella_p2p.base.errors import (
     error_from_code,
 )
 from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.ledger.evidence import ProofRefused
 
 EVERY_ERROR = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TessellaError)]
 LOCAL = (ConfigurationError, StorageError, LocalProtocolError)
@@ -42,6 +43,11 @@ def test_an_error_crosses_the_wire_by_its_code_unless_it_is_about_this_machine(c
 def test_any_code_gives_an_error_of_a_peer(code: str, message: str) -> None:
     error = error_from_code(code, message)
     assert isinstance(error, RemoteProtocolError | TransportError | RefusalError | ArtifactError)
+
+
+def test_a_code_of_another_modules_error_is_no_way_to_crash_a_node() -> None:
+    assert ProofRefused.code == "proof_refused"  # its constructor takes more than a message
+    assert type(error_from_code(ProofRefused.code, "what happened")) is RemoteProtocolError
 
 
 def test_codes_are_unique_and_every_error_has_an_http_status() -> None:
