@@ -17,7 +17,7 @@ class Take:
     rows: int
 
 
-def plan_turn(ready: Iterable[tuple[SessionKey, int]]) -> list[Take]:
+def plan_turn(ready: Iterable[tuple[SessionKey, int]], *, decoding: bool = False) -> list[Take]:
     """Choose from steps that wait, oldest first.
 
     Every session's oldest step is a candidate. All single rows go in: they are cheap, and somebody reads along. Prompt rows fill
@@ -26,12 +26,13 @@ def plan_turn(ready: Iterable[tuple[SessionKey, int]]) -> list[Take]:
 
     Args:
         ready: per step its session and the rows that are left of it.
+        decoding: some session decodes, though its next row may still be on its way round the route.
     """
     heads: dict[SessionKey, Take] = {}
     for index, (key, rows) in enumerate(ready):
         heads.setdefault(key, Take(index, rows))
     turn = [take for take in heads.values() if take.rows == 1]
-    room = PREFILL_ROWS_BESIDE_DECODES if turn else MAX_PREFILL_ROWS_PER_TURN
+    room = PREFILL_ROWS_BESIDE_DECODES if turn or decoding else MAX_PREFILL_ROWS_PER_TURN
     for take in heads.values():
         if take.rows > 1 and room > 0:
             turn.append(Take(take.index, min(take.rows, room)))

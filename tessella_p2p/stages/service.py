@@ -108,6 +108,7 @@ class StageService:
         self._commands: list[_Command] = []
         self._ready: list[_Pending] = []
         self._open: dict[SessionKey, int] = {}
+        self._decoding: set[SessionKey] = set()
         self._wake = trio.Event()
         self._running = False
 
@@ -136,6 +137,7 @@ class StageService:
                 self._wake = trio.Event()
                 while self._commands or self._ready:
                     await self._turn(runner)
+                    await trio.lowlevel.checkpoint()  # whoever got an answer may have the next step at hand
         finally:
             self._running = False
             runner.close()
@@ -181,6 +183,10 @@ class StageService:
         if refused is not None:  # the engine would say the same, but only to the last piece of a long step
             return StepResult(refused, 0, 0)
         pending = _Pending(step, trio.current_time())
+        if step.rows > 1:
+            self._decoding.discard(step.session)
+        elif step.session in self._open:
+            self._decoding.add(step.session)
         self._ready.append(pending)
         self._wake.set()
         try:
@@ -221,7 +227,7 @@ class StageService:
 
     async def _turn(self, runner: TurnRunner) -> None:
         commands = list(self._commands)
-        takes = plan_turn((p.step.session, p.rows_left) for p in self._ready)
+        takes = plan_turn(((p.step.session, p.rows_left) for p in self._ready), decoding=bool(self._decoding))
         taken = [(self._ready[take.index], take.rows) for take in takes]
         batch = [pending.piece(rows) for pending, rows in taken]
         for pending, _ in taken:
@@ -241,6 +247,7 @@ class StageService:
         """Take note of an open or a close that was carried out."""
         if command.max_positions is None:
             self._open.pop(command.key, None)
+            self._decoding.discard(command.key)
         elif command.error is None:
             self._open[command.key] = command.max_positions
         command.done.set()
@@ -289,6 +296,7 @@ class StageService:
         if pending.rows_left and pending.abandoned:
             answer = CacheMiss(f"session {pending.step.session} was closed")
         if isinstance(answer, TessellaError):
+            self._decoding.discard(pending.step.session)
             # After earlier pieces the session no longer stands where its step began.
             if pending.rows_done > rows and not pending.abandoned:
                 self._submit(_Command(pending.step.session, None))

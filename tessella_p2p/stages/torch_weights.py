@@ -53,8 +53,10 @@ def load_weights(file: GgufFile, config: ModelConfig, layers: LayerRange, recipe
     """Read and pack what ``layers`` needs.
 
     Raises:
-        ArtifactError, NotCertified: a tensor that is missing, or that the recipe cannot compute with.
+        ArtifactError: ``layers`` is not a range of the model.
+        NotCertified: a tensor that the recipe cannot compute with.
     """
+    config.tensor_shapes(layers)
     reader = _Reader(file, config, recipe)
     blocks = tuple(reader.layer(layer) for layer in layers)
     embedding = reader.matrix(EMBEDDING) if config.is_head(layers) else None

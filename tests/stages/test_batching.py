@@ -27,6 +27,10 @@ def test_a_prompt_alone_gets_the_larger_bound() -> None:
     assert plan_turn([(key_of(1), 1000)]) == [Take(0, MAX_PREFILL_ROWS_PER_TURN)]
 
 
+def test_a_session_whose_next_row_is_still_on_its_way_counts_as_decoding() -> None:
+    assert plan_turn([(key_of(1), 1000)], decoding=True) == [Take(0, PREFILL_ROWS_BESIDE_DECODES)]
+
+
 def test_prompts_share_a_turn_first_come_first_served() -> None:
     rest = MAX_PREFILL_ROWS_PER_TURN - 100
     assert plan_turn([(key_of(1), 100), (key_of(2), 5000), (key_of(3), 7)]) == [Take(0, 100), Take(1, rest)]
