@@ -96,12 +96,12 @@ WATCH_RETRY_S = 2.0
 """A watched model of which no stage is known is looked up again after this."""
 MAX_WATCHED = 64
 MAX_SWARM_RECORDS = 4096
-GOSSIP_FANOUT = 6
-GOSSIP_ROTATED = 2
+GOSSIP_FANOUT = 8
+GOSSIP_ROTATED = 3
 """Neighbours that others replace in each heartbeat period."""
 GOSSIP_SEEN = 8192
 GOSSIP_TICK_S = 0.25
-GOSSIP_TICK_PER_SIGNER_S = 0.01
+GOSSIP_TICK_PER_SIGNER_S = 0.03
 GOSSIP_TICK_MAX_S = 1.0
 """Heartbeats to forward are collected for so long, then sent as one batch: longer the more peers send them, within these."""
 GOSSIP_MAX_BATCH = 64
@@ -244,3 +244,33 @@ MAX_CHAT_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
+
+# Sessions over hops
+MAX_QUEUED_BYTES = 4 * MIB
+"""Bytes of frames that wait for one neighbour's stream; one frame alone may be longer."""
+MAX_QUEUED_CONTROL = 1024
+"""Receipts, errors and closes that wait for one neighbour's stream; a peer that reads none of them is dropped."""
+MAX_HOP_LINKS = 256
+"""Outbound hop streams of one node; an idle one makes room."""
+MAX_HOP_STREAMS_PER_PEER = 4
+"""Inbound hop streams of one peer: one is used, the others may be the remains of broken connections."""
+SESSION_IDLE_S = 120.0
+"""A stage ends a session that gets no step for so long, and an entry waits no longer for one token."""
+RECEIPT_PATIENCE_S = 4 * CHECKPOINT_S
+"""A receiver that signs for nothing for so long, while rows wait for its signature, is dropped."""
+FINAL_RECEIPT_S = 2.0
+"""How long a closing stage waits for its receiver's last signature."""
+TOKEN_STREAM_OPEN_S = 10.0
+"""From a token stream's first byte to its capability."""
+TOKEN_STREAM_DRAIN_S = 5.0
+"""How long the tail of a closed session may keep its token stream open."""
+MAX_ENTRY_SESSIONS = 256
+"""Sessions of one entry."""
+MAX_OPEN_ADDRESS_BYTES = 32 * KIB
+"""Addresses in one chain-open, of all stages together."""
+MAX_BLAMED_PEERS = 1024
+"""Peers whose failures an entry remembers."""
+MAX_PROOF_MARKS = 512
+"""Marks of one proof; beyond them every second one is left out, then three of four, and so on."""
+HELD_RETRY_S = 24 * 3600.0
+"""Held proofs are sent again after this."""

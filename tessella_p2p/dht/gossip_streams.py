@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 import trio
 
 from tessella_p2p.base.clock import WallClock
@@ -23,13 +23,13 @@ from tessella_p2p.base.limits import (
     MAX_SWARM_RECORDS,
 )
 from tessella_p2p.dht.gossip import Gossip, SendBatch
-from tessella_p2p.dht.messages import HeartbeatBatch
+from tessella_p2p.dht.messages import HeartbeatBatch, encode_batch
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
-from tessella_p2p.wire.envelope import decode_message, encode_message
+from tessella_p2p.wire.envelope import decode_message
 from tessella_p2p.wire.protocols import GOSSIP
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 _NO_GOSSIP_S = 300.0
 """A peer that does not speak gossip is left alone for so long."""
@@ -102,7 +102,7 @@ class GossipStreams:
         try:
             link.batches.send_nowait(effect.records)
         except trio.WouldBlock:
-            _log.debug("%s takes heartbeats too slowly; some are dropped", effect.peer)
+            log.debug("heartbeats_dropped", peer_id=effect.peer)
 
     async def _run_link(self, link: _Link, batches: trio.MemoryReceiveChannel[tuple[bytes, ...]]) -> None:
         """Send a neighbour its batches until it is none any more."""
@@ -110,18 +110,20 @@ class GossipStreams:
             with trio.fail_after(KAD_DIAL_S):
                 stream = await self._network.open_stream(link.peer, GOSSIP)
             try:
-                while True:
-                    with trio.fail_after(GOSSIP_IDLE_S):
+                # One scope with a moving deadline: a scope for each of many small messages costs more than the messages.
+                with trio.CancelScope() as patience:
+                    while True:
+                        patience.deadline = trio.current_time() + GOSSIP_IDLE_S
                         records = await batches.receive()
-                    with trio.fail_after(KAD_HARD_S):
-                        await send_message(stream, encode_message(HeartbeatBatch(records=records)))
+                        patience.deadline = trio.current_time() + KAD_HARD_S
+                        await send_message(stream, encode_batch(records))
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
                     await stream.aclose()
         except VersionMismatch:
             self._leave_alone(link.peer)
         except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
-            _log.debug("no gossip stream to %s: %s", link.peer, error)
+            log.debug("gossip_stream_not_opened", peer_id=link.peer, reason=str(error))
         finally:
             if self._links.get(link.peer) is link:
                 del self._links[link.peer]
@@ -140,27 +142,27 @@ class GossipStreams:
             return
         self._inbound[peer] = streams + 1
         try:
-            while await self._take_one(stream):
-                pass
-        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
-            _log.debug("the gossip stream of %s is closed: %s", peer, error)
+            with trio.CancelScope() as patience:
+                while True:
+                    patience.deadline = trio.current_time() + 4 * GOSSIP_IDLE_S
+                    message = await receive_message(stream, MAX_ENVELOPE_BYTES)
+                    if message is None:
+                        return
+                    self._take(peer, decode_message(HeartbeatBatch, message))
+            await stream.reset()
+        except (TransportError, RemoteProtocolError) as error:
+            log.debug("gossip_stream_closed", peer_id=peer, reason=str(error))
             await stream.reset()
         finally:
             self._inbound[peer] -= 1
             if not self._inbound[peer]:
                 del self._inbound[peer]
 
-    async def _take_one(self, stream: Stream) -> bool:
-        with trio.fail_after(4 * GOSSIP_IDLE_S):
-            message = await receive_message(stream, MAX_ENVELOPE_BYTES)
-        if message is None:
-            return False
-        batch = decode_message(HeartbeatBatch, message)
-        received = self.core.receive(stream.peer, batch.records, trio.current_time(), self._clock.unix_ms())
+    def _take(self, source: PeerId, batch: HeartbeatBatch) -> None:
+        received = self.core.receive(source, batch.records, trio.current_time(), self._clock.unix_ms())
         for raw in received.fresh:
             self._deliver(raw)
         self._rearm()
         if received.num_invalid:
             # An honest neighbour checked what it passes on; a record that expired on the way is not worth a new stream, though.
-            _log.debug("%s passed on %d invalid records", stream.peer, received.num_invalid)
-        return True
+            log.debug("invalid_heartbeats", peer_id=source, number=received.num_invalid)

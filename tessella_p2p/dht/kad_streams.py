@@ -6,12 +6,12 @@ the peer opened. So no request waits for another, and none pays for a dial or a 
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 import trio
 
 from tessella_p2p.base.clock import WallClock
@@ -54,7 +54,7 @@ from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
 from tessella_p2p.wire.protocols import KAD
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +200,7 @@ class KadStreams:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
                     await stream.reset()
         except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
-            _log.debug("no kad stream to %s: %s", lane.peer, error)
+            log.debug("kad_stream_not_opened", peer_id=lane.peer, reason=str(error))
         finally:
             if self._lanes.get(lane.peer) is lane:
                 del self._lanes[lane.peer]
@@ -211,34 +211,33 @@ class KadStreams:
         self, stream: Stream, requests: trio.MemoryReceiveChannel[Request], scope: trio.CancelScope
     ) -> None:
         try:
-            async for request in requests:
-                with trio.CancelScope(deadline=trio.current_time() + KAD_HARD_S) as sending:
+            # One scope with a moving deadline: a scope for each of many small messages costs more than the messages.
+            with trio.CancelScope() as patience:
+                async for request in requests:
+                    patience.deadline = trio.current_time() + KAD_HARD_S
                     await send_message(stream, encode_request(request))
-                if sending.cancelled_caught:
-                    scope.cancel()
-        except TransportError:
-            scope.cancel()
+                    patience.deadline = math.inf
+        except TransportError as error:
+            log.debug("kad_stream_broke", peer_id=stream.peer, reason=str(error))
+        scope.cancel()
 
     async def _receive_replies(self, lane: _Lane, stream: Stream) -> None:
         """Take replies until the stream ends, misbehaves, or says nothing for too long (idle, or a frozen peer)."""
-        while True:
-            deadline = trio.current_time() + (2 * KAD_HARD_S if lane.waiting else KAD_IDLE_S)
-            with trio.CancelScope(deadline=deadline) as lane.patience:
-                try:
+        with trio.CancelScope() as lane.patience:
+            try:
+                while True:
+                    patience_s = 2 * KAD_HARD_S if lane.waiting else KAD_IDLE_S
+                    lane.patience.deadline = trio.current_time() + patience_s
                     message = await receive_message(stream, MAX_ENVELOPE_BYTES)
                     if message is None:
                         return
                     reply = decode_reply(message)
-                except (TransportError, RemoteProtocolError) as error:
-                    _log.debug("the kad stream to %s broke: %s", lane.peer, error)
-                    return
-                if reply.to not in lane.waiting:
-                    _log.debug("%s replied to no request", lane.peer)
-                    return
-                del lane.waiting[reply.to]
-                self._handle(ReplyReceived(lane.peer, reply))
-                continue
-            return
+                    if reply.to not in lane.waiting:
+                        raise MalformedMessage(f"{lane.peer} replied to no request")
+                    del lane.waiting[reply.to]
+                    self._handle(ReplyReceived(lane.peer, reply))
+            except (TransportError, RemoteProtocolError) as error:
+                log.debug("kad_stream_broke", peer_id=lane.peer, reason=str(error))
 
     # ---- Answering ----
 
@@ -251,27 +250,27 @@ class KadStreams:
             return
         self._inbound[peer] = streams + 1
         try:
-            while await self._answer_one(stream):
-                pass
-        except (TransportError, RemoteProtocolError, Overloaded, trio.TooSlowError) as error:
-            _log.debug("the kad stream of %s is closed: %s", peer, error)
+            with trio.CancelScope() as patience:
+                while True:
+                    patience.deadline = trio.current_time() + 2 * KAD_IDLE_S
+                    message = await receive_message(stream, MAX_ENVELOPE_BYTES)
+                    if message is None:
+                        return
+                    reply = self._answer(peer, message)
+                    patience.deadline = trio.current_time() + KAD_HARD_S
+                    await send_message(stream, reply)
+            await stream.reset()
+        except (TransportError, RemoteProtocolError, Overloaded) as error:
+            log.debug("kad_stream_closed", peer_id=peer, reason=str(error))
             await stream.reset()
         finally:
             self._inbound[peer] -= 1
             if not self._inbound[peer]:
                 del self._inbound[peer]
 
-    async def _answer_one(self, stream: Stream) -> bool:
-        with trio.fail_after(2 * KAD_IDLE_S):
-            message = await receive_message(stream, MAX_ENVELOPE_BYTES)
-        if message is None:
-            return False
-        if not self._limit.allows(stream.peer, trio.current_time()):
-            raise Overloaded(f"{stream.peer} asks more than {KAD_REQUESTS_PER_S:.0f} times a second")
-        request = decode_request(message)
-        reply = self._handle(RequestReceived(stream.peer, request))
-        if reply is None:
-            raise MalformedMessage("a request without a reply")
-        with trio.fail_after(KAD_HARD_S):
-            await send_message(stream, encode_reply(reply))
-        return True
+    def _answer(self, peer: PeerId, message: bytes) -> bytes:
+        if not self._limit.allows(peer, trio.current_time()):
+            raise Overloaded(f"{peer} asks more than {KAD_REQUESTS_PER_S:.0f} times a second")
+        reply = self._handle(RequestReceived(peer, decode_request(message)))
+        assert reply is not None, "the machine answers every request"
+        return encode_reply(reply)

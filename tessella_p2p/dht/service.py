@@ -6,14 +6,20 @@ nothing here waits for the mesh before the node starts.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 
+import structlog
 import trio
 
 from tessella_p2p.base.clock import WallClock
-from tessella_p2p.base.errors import ConfigurationError, RefusalError, RemoteProtocolError, TransportError
+from tessella_p2p.base.errors import (
+    ConfigurationError,
+    MalformedMessage,
+    RefusalError,
+    RemoteProtocolError,
+    TransportError,
+)
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import (
     BOOTSTRAP_RECHECK_S,
@@ -34,8 +40,9 @@ from tessella_p2p.dht.keyspace import Contact, record_key
 from tessella_p2p.dht.stage_records import VerifiedStage
 from tessella_p2p.dht.swarm_view import Source, SwarmView
 from tessella_p2p.net.network import Network
+from tessella_p2p.wire.keys import public_key_of
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 _P2P = "/p2p/"
 
@@ -66,8 +73,13 @@ class Discovery:
         kademlia_enabled: bool = True,
     ) -> None:
         for address in bootstrap:
-            if _P2P not in address:
-                raise ConfigurationError(f"bootstrap address {address!r} has no /p2p/<peer id> at its end")
+            where, _, pin = address.rpartition(_P2P)
+            try:
+                public_key_of(PeerId(pin))
+            except MalformedMessage as error:
+                raise ConfigurationError(f"bootstrap address {address!r} has no /p2p/<peer id> at its end") from error
+            if not where.startswith("/"):
+                raise ConfigurationError(f"bootstrap address {address!r} is no multiaddr")
         if len(bootstrap) > MAX_BOOTSTRAP:
             raise ConfigurationError(f"{len(bootstrap)} bootstrap addresses; {MAX_BOOTSTRAP} at most")
         self.view = SwarmView(pins)
@@ -138,7 +150,7 @@ class Discovery:
         raw = self._make()
         if raw is not None:
             outcome = await kad.put(record_key(self._root), raw)
-            _log.debug("stage record stored at %d peers with %d messages", outcome.stored, outcome.messages)
+            log.debug("stage_record_stored", peers=outcome.stored, messages=outcome.messages)
 
     async def _beat(self) -> None:
         await trio.sleep(self._rng.uniform(0, HEARTBEAT_S))
@@ -175,7 +187,7 @@ class Discovery:
         try:
             stage = self.view.observe(raw, source, self._clock.unix_ms())
         except (RemoteProtocolError, RefusalError) as error:
-            _log.debug("a stage record from %s is not used: %s", source, error)
+            log.debug("stage_record_not_used", source=source, reason=str(error))
             return
         if stage is None:
             return
@@ -220,7 +232,11 @@ class Discovery:
         """Join through one bootstrap node; again and again, so that it may come back and meshes that split meet again."""
         retry_s = BOOTSTRAP_RETRY_MIN_S
         while True:
-            contact = await self._reach(address)
+            try:
+                contact = await self._reach(address)
+            except ConfigurationError as error:
+                log.error("bootstrap_address_invalid", address=address, reason=str(error))
+                return
             if contact is None:
                 pause_s = retry_s
                 retry_s = min(2 * retry_s, BOOTSTRAP_RETRY_MAX_S)
@@ -228,7 +244,7 @@ class Discovery:
                 retry_s = BOOTSTRAP_RETRY_MIN_S
                 outcome = await kad.join((contact,))
                 pause_s = BOOTSTRAP_RECHECK_S if outcome.hops else BOOTSTRAP_RETRY_MIN_S
-                _log.debug("joined through %s: %d contacts", contact.peer_id, len(kad.machine.table))
+                log.debug("mesh_joined", through=contact.peer_id, contacts=len(kad.machine.table))
             await trio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
     async def _reach(self, address: str) -> Contact | None:
@@ -236,7 +252,7 @@ class Discovery:
             with trio.fail_after(KAD_DIAL_S):
                 peer = await self._network.connect(address)
         except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
-            _log.info("bootstrap node %s cannot be reached now: %s", address, error or "no answer in time")
+            log.info("bootstrap_unreachable", address=address, reason=str(error) or "no answer in time")
             return None
         return None if peer == self._network.peer_id else Contact(peer, (address.rpartition(_P2P)[0],))
 

@@ -29,7 +29,7 @@ Source = Literal["dht", "gossip", "orchestrator", "own"]
 Liveness = Literal["live", "stale", "offline"]
 
 _HEARTBEAT_MS = round(HEARTBEAT_S * 1000)
-_ON_THE_WAY_MS = 2_000
+_ON_THE_WAY_MS = 2_500
 """What a heartbeat may take through the mesh; one that is later than this counts as missed."""
 _REMEMBER_MS = RECORD_TTL_MS + CLOCK_SKEW_MS
 

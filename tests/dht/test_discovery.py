@@ -13,6 +13,7 @@ from tessella_p2p.base.errors import ConfigurationError, StreamReset
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.dht.keyspace import record_key
 from tessella_p2p.dht.messages import HeartbeatBatch
+from tessella_p2p.dht.requests import Find, Request, encode_request
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.dht.swarm_view import Source
 from tessella_p2p.net.framing import receive_message, send_message
@@ -280,6 +281,27 @@ def test_a_flood_of_heartbeats_is_bounded_and_honest_ones_still_pass() -> None:
     simulate(scenario)
 
 
+def test_a_peer_that_floods_requests_is_cut_off() -> None:
+    async def scenario(mesh: Mesh) -> None:
+        node = await mesh.node(1)
+        hostile = await mesh.network(node_key(66))
+        await hostile.connect(bootstrap_of(1))
+
+        async def flood(stream: Stream) -> None:
+            for number in range(1000):
+                await send_message(stream, encode_request(Request(number, (), Find(b"k" * 32, True))))
+            while await receive_message(stream):
+                pass
+
+        async with stream_of(hostile, node_key(1).peer_id, KAD) as stream:
+            with pytest.raises(StreamReset):
+                await flood(stream)
+        assert node.kad is not None
+        assert len(node.kad.machine.table) == 0, "who cannot be dialled is no contact"
+
+    simulate(scenario)
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     def run() -> list[object]:
         seen: list[object] = []
@@ -300,5 +322,6 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 async def test_a_bootstrap_address_without_a_peer_id_is_refused() -> None:
     async with MemoryNetwork.open(MemoryFabric(random.Random(1), VirtualClock()), node_key(1).peer_id) as network:
-        with pytest.raises(ConfigurationError, match="/p2p/"):
-            Discovery(network, DATE, random.Random(1), pins=PINS, bootstrap=["/ip4/1.2.3.4/tcp/9"])
+        for address in ("/ip4/1.2.3.4/tcp/9", "/ip4/1.2.3.4/tcp/9/p2p/nobody", f"x/p2p/{node_key(2).peer_id}"):
+            with pytest.raises(ConfigurationError, match="bootstrap address"):
+                Discovery(network, DATE, random.Random(1), pins=PINS, bootstrap=[address])

@@ -130,20 +130,20 @@ def test_a_short_lived_record_cannot_be_replaced_by_the_older_one_it_superseded(
 def test_missed_heartbeats_make_a_stage_stale_and_then_offline() -> None:
     view = SwarmView(PINS)
     view.observe(make_record(KEY, sequence=1), "gossip", START_MS)
-    assert view.liveness(PEER, START_MS + 9_900) == "live"
-    assert view.liveness(PEER, START_MS + 12_000) == "stale"
-    assert view.stages(ROOT, None, START_MS + 12_000) == ()
-    assert view.liveness(PEER, START_MS + 17_000) == "offline"
-    view.observe(make_record(KEY, sequence=2, now_ms=START_MS + 17_000), "gossip", START_MS + 17_000)
-    assert view.liveness(PEER, START_MS + 17_000) == "live"
+    assert view.liveness(PEER, START_MS + 12_400) == "live"
+    assert view.liveness(PEER, START_MS + 12_500) == "stale"
+    assert view.stages(ROOT, None, START_MS + 12_500) == ()
+    assert view.liveness(PEER, START_MS + 17_500) == "offline"
+    view.observe(make_record(KEY, sequence=2, now_ms=START_MS + 17_500), "gossip", START_MS + 17_500)
+    assert view.liveness(PEER, START_MS + 17_500) == "live"
 
 
 def test_repeating_an_old_heartbeat_keeps_nobody_alive() -> None:
     view = SwarmView(PINS)
     raw = make_record(KEY, sequence=1)
-    for second in range(17):
+    for second in range(18):
         view.observe(raw, "gossip", START_MS + second * 1000)
-    assert view.liveness(PEER, START_MS + 17_000) == "offline"
+    assert view.liveness(PEER, START_MS + 17_500) == "offline"
 
 
 def test_a_peer_that_gossip_does_not_reach_lives_by_its_records() -> None:
