@@ -19,8 +19,8 @@ from rich.table import Table
 from tessella_p2p.base.errors import ConfigurationError, TessellaError, error_from_code
 from tessella_p2p.cli.demo_mesh import Mesh, MeshPlan, run_mesh
 from tessella_p2p.cli.options import DemoOptions
+from tessella_p2p.cli.status import short_peer_id
 
-MODEL_ID = "smollm2-135m-instruct"
 DEFAULT_PROMPT = "What is the capital of France?"
 
 _HEALTHY_S = 180.0
@@ -89,7 +89,7 @@ async def _run(options: DemoOptions, prompts: Sequence[str | list[int]]) -> None
                 report("")
                 await _ask_all(options, prompts, mesh, console, ready_s)
                 if options.keep:
-                    await _keep(mesh, console)
+                    await _keep(options.model_id, mesh, console)
         nursery.cancel_scope.cancel()
 
 
@@ -133,7 +133,8 @@ async def _ask_all(
         else:
             for prompt in prompts:
                 answers.append(await _ask(options, prompt, client, console, echo=not options.json))
-    statuses = await mesh.settled(_SETTLED_S)
+    routes = [[hop["peer_id"] for hop in answer["route"]] for answer in answers]
+    statuses = sorted(await mesh.settled(routes, _SETTLED_S), key=_first_layer)
     earned = [_credits_of(status) for status in statuses]
     for answer in answers:
         answer["credits"] = earned
@@ -228,6 +229,12 @@ def _api_error(body: Mapping[str, Any]) -> TessellaError:
     return error_from_code(str(error.get("code")), str(error.get("message")))
 
 
+def _first_layer(status: Mapping[str, Any]) -> int:
+    """For showing workers in the order of the route; those without a range come last."""
+    ranges = status["layer_ranges"]
+    return int(ranges[0][0]) if ranges else sys.maxsize
+
+
 def _credits_of(status: Mapping[str, Any]) -> dict[str, Any]:
     ranges = status["layer_ranges"]
     return {
@@ -243,14 +250,14 @@ def _show(console: Console, answer: Answer, statuses: Sequence[Mapping[str, Any]
         route.add_column(column, justify=justify)  # type: ignore[arg-type]
     for index, hop in enumerate(answer["route"]):
         start, end = hop["layers"]
-        route.add_row(str(index), hop["peer_id"], f"{start}–{end}", f"{hop['hop_ms']:.2f}")
+        route.add_row(str(index), short_peer_id(hop["peer_id"]), f"{start}–{end}", f"{hop['hop_ms']:.2f}")
     earned = Table(title="Proofs and credits", title_justify="left", box=None, pad_edge=False)
     for column, justify in (("worker", "left"), ("layers", "right"), ("proofs settled", "right"), ("credits", "right")):
         earned.add_column(column, justify=justify)  # type: ignore[arg-type]
     for status in statuses:
         row = _credits_of(status)
         layers = "–".join(str(edge) for edge in row["layers"]) if row["layers"] else "none"
-        earned.add_row(row["peer_id"], layers, str(status["proofs"]["settled"]), f"{row['credits']:.3f}")
+        earned.add_row(short_peer_id(row["peer_id"]), layers, str(status["proofs"]["settled"]), f"{row['credits']:.3f}")
     console.print()
     console.print(route)
     console.print()
@@ -265,12 +272,12 @@ def _show(console: Console, answer: Answer, statuses: Sequence[Mapping[str, Any]
     )
 
 
-async def _keep(mesh: Mesh, console: Console) -> None:
+async def _keep(model_id: str, mesh: Mesh, console: Console) -> None:
     url = mesh.entry_url
     console.print("\nThe mesh stays up until Ctrl-C.")
     for worker in mesh.workers:
         console.print(f"  {worker.name}  {worker.api_url}")
-    body = json.dumps({"model": MODEL_ID, "messages": [{"role": "user", "content": DEFAULT_PROMPT}]})
+    body = json.dumps({"model": model_id, "messages": [{"role": "user", "content": DEFAULT_PROMPT}]})
     console.print(
         f"\n  curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n",
         markup=False,

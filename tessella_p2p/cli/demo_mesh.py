@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -244,13 +245,14 @@ class Mesh:
             status: dict[str, object] = answer.json()
             return status
 
-    async def settled(self, timeout_s: float) -> list[dict[str, object]]:
-        """Every worker's status once no proof of theirs is open or pending, or when the time is up."""
+    async def settled(self, routes: Sequence[Sequence[str]], timeout_s: float) -> list[dict[str, object]]:
+        """Every worker's status once the proofs of all ``routes`` (peer ids) are settled, or when the time is up."""
+        expected = Counter(peer_id for route in routes for peer_id in route)
         statuses: list[dict[str, object]] = []
         with trio.move_on_after(timeout_s):
             while True:
                 statuses = [await self.status(worker) for worker in self.workers]
-                if all(_is_settled(status) for status in statuses):
+                if all(_num_judged(status) >= expected[str(status["peer_id"])] for status in statuses):
                     break
                 await trio.sleep(_POLL_S)
         return statuses
@@ -281,14 +283,11 @@ class Mesh:
             await self.stop(node)
 
 
-def _is_settled(status: Mapping[str, object]) -> bool:
-    proofs = status.get("proofs")
-    return (
-        isinstance(proofs, dict)
-        and not proofs.get("pending")
-        and not proofs.get("open")
-        and bool(status.get("credits"))
-    )
+def _num_judged(status: Mapping[str, object]) -> int:
+    """Proofs that the orchestrator has answered for."""
+    proofs = status["proofs"]
+    assert isinstance(proofs, dict)
+    return sum(int(proofs[kind]) for kind in ("settled", "held", "refused"))
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from tessella_p2p.cli.options import ClientOptions
 from tessella_p2p.cli.terminal import print_json, printable
 
 _PEER_COLUMNS = ("peer_id", "model_id", "layer_ranges", "status", "queue_depth", "recipe", "canary")
+_ID_ENDS = (8, 6)
 _SAME_AS_DEVICE = "gpu"
 """The manual's name of ``device``: shown once."""
 
@@ -56,10 +57,17 @@ def peers(options: ClientOptions, as_json: bool) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for column in _PEER_COLUMNS:
-        table.add_column(column.replace("_", " "), overflow="fold")
+        table.add_column(column.replace("_", " "), no_wrap=column != "model_id")
     for peer in body:
-        table.add_row(*(Text(printable(_short(peer.get(column)))) for column in _PEER_COLUMNS))
+        shown = {**peer, "peer_id": short_peer_id(str(peer.get("peer_id")))}
+        table.add_row(*(Text(printable(_short(shown.get(column)))) for column in _PEER_COLUMNS))
     Console().print(table)
+
+
+def short_peer_id(peer_id: str) -> str:
+    """Both ends of a peer id, for a table on a screen; ``--json`` has all of it."""
+    start, end = _ID_ENDS
+    return peer_id if len(peer_id) <= start + end + 1 else f"{peer_id[:start]}…{peer_id[-end:]}"
 
 
 def _rows(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -69,7 +69,11 @@ class LiveNodeView:
         while True:
             changed = self._roles.proofs.changed
             counts = await self._run_blocking(self._log.counts)
-            settled_more = counts.settled != self._proofs.settled
+            if counts.settled != self._proofs.settled or trio.current_time() >= read_at + _REFRESH_S:
+                await (
+                    self._read_credits()
+                )  # before the counts show, so that what is settled is in the balance shown with it
+                read_at = trio.current_time()
             self._proofs = ProofCounts(
                 open=counts.open,
                 pending=counts.pending,
@@ -77,9 +81,6 @@ class LiveNodeView:
                 held=counts.held,
                 refused=counts.refused,
             )
-            if settled_more or trio.current_time() >= read_at + _REFRESH_S:
-                await self._read_credits()
-                read_at = trio.current_time()
             with trio.move_on_after(_REFRESH_S):
                 await changed.wait()
 
