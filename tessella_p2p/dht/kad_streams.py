@@ -30,13 +30,12 @@ from tessella_p2p.base.limits import (
     KAD_STREAMS_PER_PEER,
     MAX_ENVELOPE_BYTES,
 )
-from tessella_p2p.dht.kademlia import (
+from tessella_p2p.dht.events import (
     Abandon,
     Effect,
     Event,
     Get,
     Join,
-    Kademlia,
     Put,
     QueryFinished,
     Refresh,
@@ -47,6 +46,7 @@ from tessella_p2p.dht.kademlia import (
     SendRequest,
     TimerFired,
 )
+from tessella_p2p.dht.kademlia import Kademlia
 from tessella_p2p.dht.keyspace import Contact
 from tessella_p2p.dht.rate_limit import RateLimit
 from tessella_p2p.dht.requests import Reply, Request, decode_reply, decode_request, encode_reply, encode_request

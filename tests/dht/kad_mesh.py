@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import KAD_QUORUM
-from tessella_p2p.dht.kademlia import (
+from tessella_p2p.dht.events import (
     Effect,
     Event,
     Get,
     Join,
-    Kademlia,
     Put,
     QueryFinished,
     ReplyReceived,
@@ -26,6 +25,7 @@ from tessella_p2p.dht.kademlia import (
     SendRequest,
     TimerFired,
 )
+from tessella_p2p.dht.kademlia import Kademlia
 from tessella_p2p.dht.keyspace import Contact
 from tessella_p2p.dht.requests import Reply, Request
 from tessella_p2p.wire.envelope import seal
