@@ -3,36 +3,53 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import (
+    CacheMiss,
     CapabilityRefused,
     HopTimeout,
     MalformedMessage,
+    Overloaded,
     RemoteProtocolError,
+    StaleEpoch,
     StreamReset,
     TessellaError,
     TransportError,
-    error_from_code,
 )
 from tessella_p2p.base.ids import PeerId, SessionId
-from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, PREFILL_CHUNK, REQUEST_TTL_MS
+from tessella_p2p.base.limits import (
+    CHECKPOINT_S,
+    HOP_TIMEOUT_S,
+    MAX_ADDRESSES,
+    MAX_OPEN_ADDRESS_BYTES,
+    MAX_QUEUED_STEPS,
+    PREFILL_CHUNK,
+    REQUEST_TTL_MS,
+    SESSION_IDLE_S,
+)
 from tessella_p2p.entry.routes import Route
-from tessella_p2p.net.network import Network, Stream
-from tessella_p2p.stages.hop_links import FrameLink, HopLinks, Inbox
+from tessella_p2p.net.network import Network
+from tessella_p2p.stages.faults import error_of
+from tessella_p2p.stages.frame_link import FrameLink
+from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.opening import open_hash, seal_capability, verify_capability
 from tessella_p2p.stages.work import seal_receipt
 from tessella_p2p.wire import messages as m
-from tessella_p2p.wire.envelope import Sequencer, decode_message, encode_message, seal
-from tessella_p2p.wire.frames import DType, Flag, Frame, Kind, TraceEntry
+from tessella_p2p.wire.envelope import Sequencer, encode_message, seal
+from tessella_p2p.wire.frames import DType, Flag, Frame, Header, Kind, TraceEntry
 from tessella_p2p.wire.keys import NodeKey
 
-_DRAIN_S = 5.0
-"""How long the entry waits for the tail to end a closed session's token stream."""
+_TOKEN_BYTES = DType.U32.size
+_EXPLAIN_S = 1.0
+"""From the tail's good-bye to the error that explains it."""
+REROUTABLE = (TransportError, RemoteProtocolError, StaleEpoch, CacheMiss, Overloaded)
+"""What may end a chain. Another route may do better after any of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +92,23 @@ class Token:
 
 @dataclass(slots=True)
 class _Sent:
+    """What went to the head: ``asked`` is the position of the token that is awaited, None when none is."""
+
     position: int = 0
     step: int = 0
     at: float = 0.0
     chunks: int = 0
+    asked: int | None = None
 
 
 class Chain:
-    """One epoch of one session on one route."""
+    """One epoch of one session on one route; a `hop_links.Receiver` for the link to its head."""
 
     def __init__(self, context: EntryContext, plan: SessionPlan, epoch: int, route: Route) -> None:
         self._context = context
         self._plan = plan
         self._epoch = epoch
         self.route = route
-        self._inbox = Inbox()
         self._head: FrameLink | None = None
         self._tokens: FrameLink | None = None
         self._opened = b""
@@ -97,7 +116,13 @@ class Chain:
         self._received = 0  # positions that the tail has answered for
         self._receipted = 0
         self._sent = _Sent()
-        self._closed = trio.Event()
+        self._token: Token | None = None
+        self._failure: TessellaError | None = None
+        self._news = trio.Event()
+        self._explain_by = math.inf  # the tail closed its stream in order: until then a stage may say why
+        self.suspects: tuple[PeerId, ...] = ()
+        """Stages that may be to blame for the failure beside the one that is named: whoever could have made the story up."""
+        self.ended = trio.Event()
 
     @property
     def key(self) -> tuple[SessionId, int]:
@@ -120,17 +145,33 @@ class Chain:
         """Open the chain and send ``ids`` (the prompt, and what was generated before this epoch) in chunks.
 
         Raises:
-            TransportError: the head cannot be reached; the error names it.
+            TessellaError: one of `REROUTABLE`: the head cannot be reached, or a stage refused already.
         """
-        context = self._context
-        for stage in self.route.stages:
-            context.network.add_addresses(stage.peer_id, stage.addresses)
+        envelope, capability = self._seal_open()
+        self._opened = open_hash(envelope)
+        head = self.route.stages[0].peer_id
+        self._context.network.add_addresses(head, self.route.stages[0].addresses)  # its own word, out of its record
+        try:
+            with trio.fail_after(self._context.hop_timeout_s):
+                self._head = await self._context.links.attach(head, self.key, self)
+        except trio.TooSlowError as error:
+            raise HopTimeout(f"{head} could not be reached in time").blame(head) from error
+        except (TransportError, RemoteProtocolError) as error:
+            raise error.blame(head) from None
+        await self._send(
+            Frame(Kind.OPEN, *self.key, body=encode_message(m.OpenFrame(open=envelope, capability=capability)))
+        )
+        # A stage takes so many steps of a session at once; a very long prompt goes in larger ones.
+        chunk = max(PREFILL_CHUNK, -(-2 * len(ids) // MAX_QUEUED_STEPS))
+        for start in range(0, len(ids), chunk):
+            await self.step(ids[start : start + chunk], sample=start + chunk >= len(ids))
+
+    def _seal_open(self) -> tuple[bytes, bytes]:
+        context, body = self._context, self._open_body()
         now_ms = context.clock.unix_ms()
-        body = self._open_body()
         envelope = seal(
             context.key, m.CHAIN_OPEN, body, sequence=context.sequencer.next(m.CHAIN_OPEN, now_ms), now_ms=now_ms
         )
-        self._opened = open_hash(envelope)
         capability = seal_capability(
             context.key,
             body,
@@ -139,22 +180,11 @@ class Chain:
             now_ms=now_ms,
             ttl_ms=REQUEST_TTL_MS,
         )
-        head = self.route.stages[0].peer_id
-        try:
-            with trio.fail_after(context.hop_timeout_s):
-                self._head = await context.links.attach(head, self.key, self._inbox)
-        except trio.TooSlowError as error:
-            raise HopTimeout(f"{head} could not be reached in time").blame(head) from error
-        except TransportError as error:
-            raise error.blame(head) from None
-        await self._send(
-            Frame(Kind.OPEN, *self.key, body=encode_message(m.OpenFrame(open=envelope, capability=capability)))
-        )
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            await self.step(ids[start : start + PREFILL_CHUNK], sample=start + PREFILL_CHUNK >= len(ids))
+        return envelope, capability
 
     def _open_body(self) -> m.ChainOpen:
-        plan = self._plan
+        plan, stages = self._plan, self.route.stages
+        share_bytes = MAX_OPEN_ADDRESS_BYTES // (len(stages) + 1)
         return m.ChainOpen(
             session=plan.session,
             epoch=self._epoch,
@@ -163,10 +193,12 @@ class Chain:
             manifest_root=plan.manifest_root,
             recipe=self.route.recipe,
             route=tuple(
-                m.RouteStage(peer_id=s.peer_id, layers=s.layers.as_tuple(), addresses=s.addresses)
-                for s in self.route.stages
+                m.RouteStage(
+                    peer_id=s.peer_id, layers=s.layers.as_tuple(), addresses=first_addresses(s.addresses, share_bytes)
+                )
+                for s in stages
             ),
-            entry_addresses=self._context.network.addresses,
+            entry_addresses=first_addresses(self._context.network.addresses, share_bytes),
             max_positions=plan.max_positions,
             sampling=plan.sampling,
             digest_key=plan.digest_key,
@@ -174,57 +206,83 @@ class Chain:
         )
 
     async def step(self, ids: Sequence[int], *, sample: bool) -> None:
-        """Send the next token ids; with ``sample`` the tail answers with the token that follows them."""
+        """Send the next token ids; with ``sample`` the tail answers with the token that follows them.
+
+        Raises:
+            TessellaError: one of `REROUTABLE`.
+        """
         body = b"".join(token.to_bytes(4, "little") for token in ids)
         sent = self._sent
         flags = Flag.SAMPLE if sample else Flag.NONE
         frame = Frame(Kind.STEP, *self.key, sent.step, sent.position, len(ids), DType.U32, flags, body=body)
         sent.at, sent.chunks = trio.current_time(), sent.chunks + 1
         sent.step, sent.position = sent.step + 1, sent.position + len(ids)
+        if sample:
+            sent.asked = sent.position
         await self._send(frame)
 
     async def _send(self, frame: Frame) -> None:
         assert self._head is not None
+        if self._failure is not None:
+            raise self._failure
         try:
             await self._head.send(frame, self._context.hop_timeout_s)
         except TransportError as error:
             raise error.blame(self._head.peer) from None
 
     async def next_token(self) -> Token:
-        """The token that answers the last sampling step.
+        """The token that answers the last sampling step. Cancelled, it is not lost.
 
         Raises:
             HopTimeout: none came within the hop timeout of every stage and chunk that is out.
-            TessellaError: what a stage met, or the loss of the head or tail; ``peer`` names whose fault it is.
+            TessellaError: one of `REROUTABLE`: what a stage met, or the loss of the head or tail; ``peer`` names whose fault it is.
         """
-        patience_s = self._context.hop_timeout_s * (len(self.route.stages) + self._sent.chunks)
-        item: Frame | TessellaError
-        try:
-            with trio.fail_after(patience_s):
-                item, arrived_at = await self._inbox.get()
-        except trio.TooSlowError as error:
-            raise HopTimeout(f"no token for {patience_s:.0f} s on the route of session epoch {self._epoch}") from error
-        if isinstance(item, TessellaError):
-            raise item.blame(self._head.peer if self._head is not None else self.tail)
-        if item.kind is Kind.ERROR:
-            body = decode_message(m.ErrorBody, bytes(item.body))
-            raise error_from_code(body.code, body.reason).blame(PeerId(body.fault_of))
-        return self._take(item, arrived_at)
+        patience_s = min(self._context.hop_timeout_s * (len(self.route.stages) + self._sent.chunks), SESSION_IDLE_S)
+        deadline = trio.current_time() + patience_s
+        while self._token is None and self._failure is None:
+            with trio.move_on_at(min(deadline, self._explain_by)) as patience:
+                await self._news.wait()
+                self._news = trio.Event()
+            if patience.cancelled_caught:
+                break
+        token, self._token = self._token, None
+        if token is not None:
+            return token
+        if self._failure is None:
+            self.suspects = tuple(stage.peer_id for stage in self.route.stages)
+            has_left = self._explain_by < math.inf
+            self._failure = (
+                StreamReset(f"{self.tail} closed the token stream, and no stage says why").blame(self.tail)
+                if has_left
+                else HopTimeout(f"no token for {patience_s:.0f} s in epoch {self._epoch}")
+            )
+        raise self._failure
 
-    def _take(self, frame: Frame, arrived_at: float) -> Token:
-        if frame.kind is not Kind.TOKEN or frame.dtype is not DType.U32 or len(frame.body) != 4:
-            raise MalformedMessage(f"a {frame.kind.name} frame where a token is expected").blame(self.tail)
-        token_id = int.from_bytes(frame.body, "little")
-        if frame.position != self._sent.position or token_id >= self._plan.vocabulary:
-            raise RemoteProtocolError(
-                f"a token for position {frame.position} where {self._sent.position} is next"
-            ).blame(self.tail)
-        if len(frame.trace) != len(self.route.stages):
-            raise MalformedMessage("a token whose trace does not fit the route").blame(self.tail)
-        self._digest.update(bytes(frame.body))
-        self._received = frame.position
-        self._sent.chunks = 0
-        return Token(token_id, int((arrived_at - self._sent.at) * 1e6), frame.trace)
+    # ---- from the head ----
+
+    def returned(self, frame: Frame) -> None:
+        """Take an error; the head has nothing else to say."""
+        if frame.kind is not Kind.ERROR or self._head is None:
+            return
+        stages = [stage.peer_id for stage in self.route.stages]
+        error = error_of(frame, self._head.peer, {*stages, self._context.key.peer_id})
+        accused = stages.index(error.peer) if error.peer in stages else len(stages) - 1
+        if self._failure is None:  # each stage up to the accused one passed the story on, and may have made it up
+            self.suspects = tuple(stages[: accused + 1])
+        self._fail(error)
+
+    def lost(self, reason: TessellaError) -> None:
+        """The link to the head is gone."""
+        self._fail(reason.blame(self.route.stages[0].peer_id))
+
+    def _fail(self, error: TessellaError) -> None:
+        if not isinstance(error, REROUTABLE):
+            # The request was checked before it began: what a stage has against it is the stage's problem, not the client's.
+            peer = error.peer
+            error = RemoteProtocolError(f"a stage refused the session with {error.code}: {error}")
+            error.peer = peer
+        self._failure = self._failure or error
+        self._news.set()
 
     # ---- from the tail ----
 
@@ -232,11 +290,11 @@ class Chain:
         """Take the tail's token stream, which opened with ``capability``. At most one stream per epoch.
 
         Raises:
-            CapabilityRefused: a second stream, or a capability for something else.
+            CapabilityRefused: a second stream, a closed session, or a capability for something else.
             RemoteProtocolError: a forged or malformed one.
         """
-        if self._tokens is not None:
-            raise CapabilityRefused("this epoch has its token stream already")
+        if self._tokens is not None or self.ended.is_set():
+            raise CapabilityRefused("this epoch has its token stream already, or is over")
         if sender != self.tail:
             raise CapabilityRefused(f"{sender} is not the tail of this session")
         verify_capability(
@@ -250,30 +308,52 @@ class Chain:
         )
         self._tokens = link
 
-    def deliver_token(self, frame: Frame) -> None:
-        """Take a frame of the token stream.
+    def check_token(self, header: Header) -> None:
+        """Check the header of a TOKEN, before its payload is read.
 
         Raises:
-            MalformedMessage: no token, or more of them than were asked for.
+            RemoteProtocolError: it is no token of this session, or not the one that was asked for.
         """
-        if frame.kind is Kind.CLOSE:  # the tail ends: it needs the last receipt
-            self._send_receipt()
+        if (header.session, header.epoch) != self.key:
+            raise MalformedMessage("a token of another session").blame(self.tail)
+        if header.dtype is not DType.U32 or header.rows != 1 or header.body_bytes != _TOKEN_BYTES:
+            raise MalformedMessage("a frame that holds no token").blame(self.tail)
+        if header.trace_entries != len(self.route.stages):
+            raise MalformedMessage("a token whose trace does not fit the route").blame(self.tail)
+        if not self.ended.is_set() and header.position != self._sent.asked:
+            raise RemoteProtocolError(
+                f"a token for position {header.position} where {self._sent.asked} is asked for"
+            ).blame(self.tail)
+
+    def take_token(self, frame: Frame) -> None:
+        """Take a token whose header was checked. It is signed for as it arrives, whenever the client reads it.
+
+        Raises:
+            RemoteProtocolError: an id outside of the vocabulary.
+        """
+        if self.ended.is_set() or self._sent.asked is None:
             return
-        if (frame.session, frame.epoch) != self.key or not self._inbox.put(frame):
-            raise MalformedMessage("a token stream that sends something else than this session's tokens")
+        token_id = int.from_bytes(frame.body, "little")
+        if token_id >= self._plan.vocabulary:
+            raise RemoteProtocolError(f"token {token_id} of a vocabulary of {self._plan.vocabulary}").blame(self.tail)
+        wall_us = int((trio.current_time() - self._sent.at) * 1e6)
+        self._digest.update(frame.body)
+        self._received = frame.position
+        self._sent.asked, self._sent.chunks = None, 0
+        self._token = Token(token_id, wall_us, tuple(_plausible(each, wall_us) for each in frame.trace))
+        self._news.set()
+
+    def token_stream_closed(self) -> None:
+        """The tail ended its stream in order: its side of the chain was closed or failed, and the reason comes by way of the head."""
+        self._explain_by = min(self._explain_by, trio.current_time() + _EXPLAIN_S)
+        self._news.set()
 
     def token_stream_lost(self, reason: TessellaError) -> None:
-        """The tail's stream ended; matters only while the session lives."""
-        self._inbox.put(reason.blame(self.tail))
-        self._closed.set()
+        """The tail's stream broke."""
+        self._fail(reason.blame(self.tail))
 
-    async def send_receipts(self) -> None:
-        """Sign for what was received, every checkpoint interval, until cancelled."""
-        while True:
-            await trio.sleep(self._context.checkpoint_s)
-            self._send_receipt()
-
-    def _send_receipt(self) -> None:
+    def send_receipt(self) -> None:
+        """Sign for the tokens that arrived, unless that was done."""
         if self._tokens is None or self._received == self._receipted:
             return
         context, plan = self._context, self._plan
@@ -286,68 +366,34 @@ class Chain:
             digest=self._digest.digest(),
         )
         raw = seal_receipt(body, context.key, context.sequencer, context.clock.unix_ms())
-        if self._tokens.send_nowait(Frame(Kind.RECEIPT, *self.key, body=raw)):
+        if self._tokens.post(Frame(Kind.RECEIPT, *self.key, body=raw)):
             self._receipted = self._received
 
     # ---- the end ----
 
-    async def close(self) -> None:
-        """Sign the last receipt and tell the chain; every stage frees its KV. Never raises; bounded in time."""
-        self._send_receipt()
+    def end(self) -> None:
+        """Sign the last receipt and close the chain: every stage frees its KV within a step. Idempotent; does not wait."""
+        if self.ended.is_set():
+            return
+        self.ended.set()
+        self.send_receipt()
         if self._head is not None:
-            sent = self._head.send_nowait(Frame(Kind.CLOSE, *self.key))
-            self._context.links.detach(self._head.peer, self.key, self._inbox)
-            if sent and self._tokens is not None:
-                with trio.move_on_after(_DRAIN_S):
-                    await self._closed.wait()
-        self._inbox.close()
+            self._head.close_session(self.key)
+            self._context.links.detach(self._head.peer, self.key, self)
 
 
-@dataclass(slots=True)
-class TokenTable:
-    """Which chains wait for token streams on this entry."""
+def first_addresses(addresses: Sequence[str], max_bytes: int) -> tuple[str, ...]:
+    """As many of the first addresses as fit: a stage with long ones must not make the chain-open too long to send."""
+    kept: list[str] = []
+    for address in addresses[:MAX_ADDRESSES]:
+        max_bytes -= len(address.encode()) + 2  # and its CBOR head
+        if max_bytes < 0:
+            break
+        kept.append(address)
+    return tuple(kept)
 
-    chains: dict[tuple[SessionId, int], Chain] = field(default_factory=dict)
 
-    async def serve(self, stream: Stream) -> None:
-        """Handle one inbound token stream: the first frame has to open it with its capability.
-
-        Raises:
-            RemoteProtocolError, CapabilityRefused: the stream is reset by the network's guard.
-        """
-        link = FrameLink(stream)
-        chain: Chain | None = None
-        accepted = trio.Event()
-
-        def on_frame(frame: Frame) -> None:
-            nonlocal chain
-            if chain is not None:
-                chain.deliver_token(frame)
-                return
-            known = self.chains.get((frame.session, frame.epoch))
-            if frame.kind is not Kind.OPEN or known is None:
-                raise CapabilityRefused(f"{stream.peer} opened a token stream for no session of this entry")
-            known.accept_tokens(stream.peer, bytes(frame.body), link)
-            chain = known
-            accepted.set()
-
-        async def receipts() -> None:
-            await accepted.wait()
-            assert chain is not None
-            await chain.send_receipts()
-
-        reason: TessellaError = StreamReset(f"{stream.peer} ended the token stream")
-        failure: TessellaError | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(receipts)
-                try:
-                    await link.run(on_frame)
-                except TessellaError as error:
-                    failure = reason = error
-                nursery.cancel_scope.cancel()
-        finally:
-            if chain is not None:
-                chain.token_stream_lost(reason)
-        if failure is not None:
-            raise failure
+def _plausible(entry: TraceEntry, wall_us: int) -> TraceEntry:
+    """Times that a stage states are a report: none of them can be longer than the whole step was."""
+    total_us = min(entry.total_us, wall_us)
+    return TraceEntry(min(entry.queue_us, total_us), min(entry.compute_us, total_us), total_us)

@@ -17,23 +17,29 @@ _STEPS_KEPT = 4096
 
 @dataclass(slots=True)
 class Timing:
-    """Times of one request, in seconds of trio's clock; ``decode`` holds its first decode steps."""
+    """Times of one request, in seconds of trio's clock; ``decode`` holds the first decode steps on its newest route."""
 
     began: float
     first_token_at: float | None = None
     last_token_at: float = 0.0
+    _is_decode: bool = False
     decode: list[Token] = field(default_factory=list)
-    later: int = 0
+    num_tokens: int = 0
 
     def note(self, token: Token, now: float) -> None:
         """A token arrived."""
         if self.first_token_at is None:
             self.first_token_at = now
-        elif len(self.decode) < _STEPS_KEPT:
+        elif self._is_decode and len(self.decode) < _STEPS_KEPT:
             self.decode.append(token)
-        else:
-            self.later += 1
+        self._is_decode = True
+        self.num_tokens += 1
         self.last_token_at = now
+
+    def reroute(self) -> None:
+        """What follows comes over other stages, and begins with everything known computed anew: no decode step."""
+        self.decode.clear()
+        self._is_decode = False
 
     @property
     def ttft_ms(self) -> float:
@@ -44,7 +50,7 @@ class Timing:
     def tokens_per_s(self) -> float:
         """Decode speed after the first token; 0 with fewer than two tokens."""
         span_s = self.last_token_at - self.first_token_at if self.first_token_at is not None else 0.0
-        return (len(self.decode) + self.later) / span_s if span_s > 0 else 0.0
+        return (self.num_tokens - 1) / span_s if span_s > 0 else 0.0
 
 
 def _path(route: Route, entry: PeerId) -> list[PeerId]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -12,6 +12,7 @@ import trio
 from tessella_p2p.base.errors import (
     InvalidRequest,
     NoRoute,
+    Overloaded,
     PromptTooLong,
     RemoteProtocolError,
     TessellaError,
@@ -19,13 +20,16 @@ from tessella_p2p.base.errors import (
     UnknownModel,
 )
 from tessella_p2p.base.ids import PeerId, SessionId
+from tessella_p2p.base.limits import MAX_ENTRY_SESSIONS
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.dht.stage_records import VerifiedStage
 from tessella_p2p.entry.api import GenerateRequest, Prepared
-from tessella_p2p.entry.chain import Chain, EntryContext, SessionPlan, TokenTable
+from tessella_p2p.entry.blame import Blame
+from tessella_p2p.entry.chain import Chain, EntryContext, SessionPlan
 from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
+from tessella_p2p.entry.token_streams import TokenTable
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
@@ -35,10 +39,7 @@ log = structlog.get_logger(__name__)
 
 FOLLOW_S = 5.0
 """How often the orchestrator's list is read."""
-PENALTY_S = 30.0
-_PENALTY = 100.0
 _GRANT_TIMEOUT_S = 3.0
-_CLOSE_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +54,29 @@ class ServedModel:
 
 
 class EntryService:
-    """Implements `entry.api.Entry` over a swarm view."""
+    """Implements `entry.api.Entry` over a swarm view.
+
+    Args:
+        client: asks for grants and the list of stages; without one every request is served unpaid.
+        max_input_tokens: the longest prompt that is accepted; None for what the route holds.
+    """
 
     def __init__(
-        self, context: EntryContext, model: ServedModel, discovery: Discovery, client: OrchestratorClient | None
+        self,
+        context: EntryContext,
+        model: ServedModel,
+        discovery: Discovery,
+        client: OrchestratorClient | None,
+        *,
+        max_input_tokens: int | None = None,
     ) -> None:
         self._context = context
         self._model = model
         self._discovery = discovery
         self._client = client
-        self._table = TokenTable()
-        self._failures: dict[PeerId, float] = {}  # trio time of each peer's last failure
-        self.peer_failures: dict[PeerId, int] = {}
+        self._max_input_tokens = max_input_tokens
+        self._table = TokenTable(context.checkpoint_s)
+        self._blame = Blame()
         self._open_sessions = 0
         self._idle = trio.Event()
         self._idle.set()
@@ -80,6 +92,11 @@ class EntryService:
     def peer_id(self) -> PeerId:
         """This node."""
         return self._context.network.peer_id
+
+    @property
+    def peer_failures(self) -> Mapping[PeerId, int]:
+        """How often each peer was named as at fault for the end of a session."""
+        return self._blame.failures
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept token streams and follow the orchestrator's list until cancelled."""
@@ -106,26 +123,25 @@ class EntryService:
 
     # ---- routes ----
 
-    def _stages(self, recipe: str) -> tuple[VerifiedStage, ...]:
-        return self._discovery.view.stages(self._model.manifest_root, recipe, self._context.clock.unix_ms())
+    def _stages(self, recipe: str, positions: int) -> tuple[VerifiedStage, ...]:
+        """Stages that may serve a session of ``positions``."""
+        total = self._model.codec.total_layers
+        stages = self._discovery.view.stages(self._model.manifest_root, recipe, self._context.clock.unix_ms())
+        return tuple(s for s in stages if s.max_positions >= positions and s.total_layers == total)
 
-    def _penalties(self) -> Mapping[PeerId, float]:
-        now = trio.current_time()
-        self._failures = {peer: at for peer, at in self._failures.items() if now - at < PENALTY_S}
-        return {peer: _PENALTY * (1 - (now - at) / PENALTY_S) for peer, at in self._failures.items()}
-
-    def find_route(self, recipe: str | None = None) -> Route:
-        """The best route now; of ``recipe`` alone when the session began on one.
+    def find_route(self, positions: int = 1, recipe: str | None = None) -> Route:
+        """The best route now that holds ``positions``; of ``recipe`` alone when the session began on one.
 
         Raises:
             NoRoute: names the missing layers.
         """
         total = self._model.codec.total_layers
+        penalties = self._blame.penalties(trio.current_time())
         for name in self._model.recipes if recipe is None else (recipe,):
-            route = choose_route(self._stages(name), total, self._penalties(), self._context.network.peer_id)
+            route = choose_route(self._stages(name, positions), total, penalties, self._context.network.peer_id)
             if route is not None:
                 return route
-        raise no_route(self._model.model_id, self._stages(recipe or self._model.recipes[0]), total)
+        raise no_route(self._model.model_id, self._stages(recipe or self._model.recipes[0], positions), total)
 
     def model_ids(self) -> tuple[str, ...]:
         """The model, while a complete route serves it."""
@@ -140,14 +156,15 @@ class EntryService:
         self.tokens += 1
 
     async def idle(self) -> None:
-        """Wait until no session is open."""
+        """Wait until no session is open, and every tail has its last receipt."""
         await self._idle.wait()
+        await self._table.idle()
 
-    def punish(self, error: TessellaError) -> None:
-        """Prefer other peers than the one at fault for a while."""
-        if error.peer is not None and error.peer != self._context.network.peer_id:
-            self._failures[error.peer] = trio.current_time()
-            self.peer_failures[error.peer] = self.peer_failures.get(error.peer, 0) + 1
+    def punish(self, error: TessellaError, suspects: Collection[PeerId]) -> None:
+        """Prefer other peers than the one at fault for a while, and a little than those who may be to blame as well."""
+        own = self._context.network.peer_id
+        accused = error.peer if error.peer != own else None
+        self._blame.note(accused, [peer for peer in suspects if peer != own], trio.current_time())
 
     # ---- requests ----
 
@@ -155,35 +172,49 @@ class EntryService:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Session]:
         """See `entry.api.Entry.generate`."""
         ids = self._tokenise(request)
-        route = self.find_route()
-        max_tokens = self._budget(request, len(ids), route)
+        route, max_tokens = self._admit(request, len(ids))
         request_id = f"req-{self._context.random_bytes(12).hex()}"
         seed = request.seed if request.seed is not None else int.from_bytes(self._context.random_bytes(8), "big")
         if not 0 <= seed < 2**64:
             raise InvalidRequest("seed is from 0 to 2**64 - 1", "seed")
-        tier, ticket = await self._grant(request_id, route.recipe, len(ids) + max_tokens)
-        plan = SessionPlan(
-            session=SessionId(self._context.random_bytes(16)),
-            request_id=request_id,
-            model_id=self._model.model_id,
-            manifest_root=self._model.manifest_root,
-            vocabulary=self._model.codec.vocabulary,
-            max_positions=len(ids) + max_tokens,
-            sampling=m.Sampling(temperature=request.temperature, seed=seed),
-            digest_key=self._context.random_bytes(32),
-            ticket=ticket,
-        )
+        if not 0.0 <= request.temperature <= 2.0:
+            raise InvalidRequest("temperature is from 0 to 2", "temperature")
+        with self._counted():
+            tier, ticket = await self._grant(request_id, route.recipe, len(ids) + max_tokens)
+            plan = SessionPlan(
+                session=SessionId(self._context.random_bytes(16)),
+                request_id=request_id,
+                model_id=self._model.model_id,
+                manifest_root=self._model.manifest_root,
+                vocabulary=self._model.codec.vocabulary,
+                max_positions=len(ids) + max_tokens,
+                sampling=m.Sampling(temperature=request.temperature, seed=seed),
+                digest_key=self._context.random_bytes(32),
+                ticket=ticket,
+            )
+            session = Session(self, plan, Prepared(request_id, self._model.model_id, ids, max_tokens), request, tier)
+            try:
+                await session.begin(route)
+                yield session
+            finally:
+                session.close()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """One more request, for as long as it lasts.
+
+        Raises:
+            Overloaded: more than an entry takes.
+        """
+        if self._open_sessions >= MAX_ENTRY_SESSIONS:
+            raise Overloaded(f"this entry has {self._open_sessions} requests open already")
         self.requests += 1
         if not self._open_sessions:
             self._idle = trio.Event()
         self._open_sessions += 1
-        session = Session(self, plan, Prepared(request_id, self._model.model_id, ids, max_tokens), request, tier)
         try:
-            await session.begin(route)
-            yield session
+            yield
         finally:
-            with trio.move_on_after(_CLOSE_S, shield=True):
-                await session.aclose()
             self._open_sessions -= 1
             if not self._open_sessions:
                 self._idle.set()
@@ -207,19 +238,25 @@ class EntryService:
                 raise InvalidRequest(f"token ids are from 0 to {codec.vocabulary - 1}", "prompt_ids")
         if not ids:
             raise InvalidRequest("the prompt is empty", "prompt")
+        limit = self._max_input_tokens
+        if limit is not None and len(ids) > limit:
+            raise PromptTooLong(f"this node accepts prompts of {limit} tokens; this one has {len(ids)}")
         return tuple(ids)
 
-    def _budget(self, request: GenerateRequest, prompt_tokens: int, route: Route) -> int:
-        room = route.max_positions - prompt_tokens
+    def _admit(self, request: GenerateRequest, prompt_tokens: int) -> tuple[Route, int]:
+        """The route of a request, and how many tokens it may have."""
         wanted = request.max_tokens
-        if room < 1 or (wanted is not None and wanted > room):
-            asked = "at least one more" if wanted is None else f"{wanted} more"
-            raise PromptTooLong(
-                f"this route holds {route.max_positions} tokens; the prompt has {prompt_tokens} and {asked} are asked for"
-            )
         if wanted is not None and wanted < 1:
             raise InvalidRequest("max_tokens is 1 or more", "max_tokens")
-        return room if wanted is None else wanted
+        try:
+            route = self.find_route(prompt_tokens + (wanted or 1))
+        except NoRoute:
+            longest = self.find_route().max_positions
+            asked = "at least one more" if wanted is None else f"{wanted} more"
+            raise PromptTooLong(
+                f"this route holds {longest} tokens; the prompt has {prompt_tokens} and {asked} are asked for"
+            ) from None
+        return route, route.max_positions - prompt_tokens if wanted is None else wanted
 
     async def _grant(self, request_id: str, recipe: str, positions: int) -> tuple[str, bytes | None]:
         """One round trip; when the orchestrator cannot be reached the request is served unpaid, and says so."""
@@ -241,29 +278,20 @@ class EntryService:
             answer.ticket, m.TICKET, now_ms=self._context.clock.unix_ms(), signer=self._client.orchestrator
         )
         ticket = envelope.message(m.Ticket)
-        if (ticket.request_id, ticket.requester) != (request_id, self._context.key.peer_id):
+        bound = (ticket.request_id, ticket.requester, ticket.manifest_root, ticket.recipe)
+        if bound != (request_id, self._context.key.peer_id, self._model.manifest_root, recipe):
             raise RemoteProtocolError("the orchestrator's ticket is for another request")
         return answer.tier, answer.ticket
 
-    async def start_chain(self, plan: SessionPlan, epoch: int, route: Route, ids: tuple[int, ...]) -> Chain:
-        """Open one epoch and send it everything that is known.
+    # ---- chains ----
 
-        Raises:
-            TransportError: the head cannot be reached.
-        """
+    def new_chain(self, plan: SessionPlan, epoch: int, route: Route) -> Chain:
+        """One epoch, which waits for its tail's token stream from now on; `end_chain` it in any case."""
         chain = Chain(self._context, plan, epoch, route)
         self._table.chains[chain.key] = chain
-        try:
-            await chain.open(ids)
-        except BaseException:
-            await self.end_chain(chain)
-            raise
         return chain
 
-    async def end_chain(self, chain: Chain) -> None:
-        """Close an epoch on every stage. Idempotent; bounded in time."""
-        try:
-            with trio.move_on_after(_CLOSE_S, shield=True):
-                await chain.close()
-        finally:
-            self._table.chains.pop(chain.key, None)
+    def end_chain(self, chain: Chain) -> None:
+        """Close an epoch on every stage. Idempotent; does not wait."""
+        self._table.chains.pop(chain.key, None)
+        chain.end()

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Literal, Protocol
 
 import structlog
 import trio
 
 from tessella_p2p.base.errors import (
-    CacheMiss,
-    CapabilityRefused,
     NoRoute,
     Overloaded,
     RefusalError,
     RemoteProtocolError,
-    StaleEpoch,
     TessellaError,
     TransportError,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import MAX_EPOCHS
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, GenerationEvent, Prepared
-from tessella_p2p.entry.chain import Chain, SessionPlan
+from tessella_p2p.entry.chain import REROUTABLE, Chain, SessionPlan
 from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.report import Timing, hop_added_ms_p50, hop_reports
 from tessella_p2p.entry.routes import Route
@@ -34,8 +30,7 @@ RECOVERY_S = 20.0
 """How long an answer that has begun waits for a new route."""
 MAX_REROUTES = 8
 _POLL_S = 0.25
-
-_REROUTED = (TransportError, RemoteProtocolError, StaleEpoch, CacheMiss, Overloaded, CapabilityRefused)
+_LAST_PAUSE_S = 2.0
 
 
 class SessionHost(Protocol):
@@ -51,24 +46,24 @@ class SessionHost(Protocol):
         """The entry's own id."""
         ...
 
-    def find_route(self, recipe: str | None = None) -> Route:
-        """The best route now. Raises `NoRoute`."""
+    def find_route(self, positions: int, recipe: str | None = None) -> Route:
+        """The best route now that holds so many positions. Raises `NoRoute`."""
         ...
 
     def count_token(self) -> None:
         """One more token was sampled."""
         ...
 
-    def punish(self, error: TessellaError) -> None:
-        """Prefer other peers than the one at fault for a while."""
+    def punish(self, error: TessellaError, suspects: Collection[PeerId]) -> None:
+        """Prefer other peers than the one at fault for a while, and a little than those who may be to blame as well."""
         ...
 
-    async def start_chain(self, plan: SessionPlan, epoch: int, route: Route, ids: tuple[int, ...]) -> Chain:
-        """Open one epoch with everything that is known."""
+    def new_chain(self, plan: SessionPlan, epoch: int, route: Route) -> Chain:
+        """One epoch, which waits for its tail's token stream from now on; `end_chain` it in any case."""
         ...
 
-    async def end_chain(self, chain: Chain) -> None:
-        """Close an epoch on every stage."""
+    def end_chain(self, chain: Chain) -> None:
+        """Close an epoch on every stage. Idempotent; does not wait."""
         ...
 
 
@@ -102,16 +97,23 @@ class Session:
             TessellaError: after as many reroutes as are allowed.
         """
         self._recipe = route.recipe
-        try:
-            self._chain = await self._host.start_chain(self._plan, 0, route, self._prepared.prompt_ids)
-        except _REROUTED as error:
+        error = await self._start(route, self._prepared.prompt_ids)
+        if error is not None:
             await self._reroute(error)
 
-    async def aclose(self) -> None:
-        """Close the current epoch. Idempotent."""
-        chain, self._chain = self._chain, None
-        if chain is not None:
-            await self._host.end_chain(chain)
+    async def _start(self, route: Route, ids: tuple[int, ...]) -> TessellaError | None:
+        """Open an epoch; an error that another route may be free of is returned."""
+        self._chain = self._host.new_chain(self._plan, self._epoch, route)
+        try:
+            await self._chain.open(ids)
+        except REROUTABLE as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Close the current epoch on every stage. Idempotent; does not wait."""
+        if self._chain is not None:
+            self._host.end_chain(self._chain)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Deltas, then one `Finished`."""
@@ -132,7 +134,7 @@ class Session:
         if rest:
             yield Delta(rest, ())
         route = self._chain.route if self._chain is not None else None
-        await self.aclose()
+        self.close()  # before the client takes the last event, however long that takes
         yield Finished(
             reason=reason,
             prompt_ids=self._prepared.prompt_ids,
@@ -154,7 +156,7 @@ class Session:
                 if self._sampled and self._needs_step():
                     await self._chain.step(self._sampled[-1:], sample=True)
                 token = await self._chain.next_token()
-            except _REROUTED as error:
+            except REROUTABLE as error:
                 await self._reroute(error)
                 continue
             self._timing.note(token, trio.current_time())
@@ -169,14 +171,16 @@ class Session:
         """Restart on a new route of the same recipe, with the known tokens forced; the client sees no difference.
 
         Raises:
-            TessellaError: ``error`` itself, when the reroutes are used up; NoRoute when no route came in time.
+            TransportError, Overloaded, RemoteProtocolError: the reroutes are used up; says what happened last.
+            NoRoute: no route came in time.
         """
         while True:
-            self._host.punish(error)
-            await self.aclose()
+            self._host.punish(error, self._chain.suspects if self._chain is not None else ())
+            self.close()
+            self._timing.reroute()
             self._epoch += 1
-            if self._epoch > MAX_REROUTES or self._epoch >= MAX_EPOCHS:
-                raise error
+            if self._epoch > MAX_REROUTES:
+                raise _final(error)
             log.warning(
                 "rerouting",
                 request_id=self._plan.request_id,
@@ -186,26 +190,38 @@ class Session:
                 reason=str(error),
             )
             route = await self._wait_for_route(error)
-            known = (*self._prepared.prompt_ids, *self._sampled)
-            try:
-                self._chain = await self._host.start_chain(self._plan, self._epoch, route, known)
-            except _REROUTED as again:
-                error = again
-                continue
-            return
+            again = await self._start(route, (*self._prepared.prompt_ids, *self._sampled))
+            if again is None:
+                return
+            error = again
 
     async def _wait_for_route(self, error: TessellaError) -> Route:
-        deadline = trio.current_time() + RECOVERY_S
+        """A route without the peer at fault; any route, once waiting for another one has taken long enough."""
+        now = trio.current_time()
+        deadline = now + RECOVERY_S
+        # Who only refused is likely to be back soon; each time a little later.
+        pause_s = (
+            min(_POLL_S * 2 ** (self._epoch - 1), _LAST_PAUSE_S) if isinstance(error, RefusalError) else RECOVERY_S
+        )
         while True:
+            now = trio.current_time()
             try:
-                route = self._host.find_route(self._recipe)
+                route = self._host.find_route(self._plan.max_positions, self._recipe)
             except NoRoute:
-                if trio.current_time() >= deadline:
+                if now >= deadline:
                     raise
             else:
-                failed = error.peer
-                if failed is None or all(stage.peer_id != failed for stage in route.stages):
+                at_fault = {error.peer} - {self._host.peer_id, None}
+                if now >= deadline - RECOVERY_S + pause_s or all(s.peer_id not in at_fault for s in route.stages):
                     return route
-                if trio.current_time() >= deadline or isinstance(error, RefusalError):
-                    return route  # nobody else serves its layers: it may be back
-            await trio.sleep(0.25)
+            await trio.sleep(_POLL_S)
+
+
+def _final(error: TessellaError) -> TessellaError:
+    """What the client is told when every reroute failed; a stage's complaint about its peers is not the client's mistake."""
+    if isinstance(error, TransportError | Overloaded):
+        return error
+    final = RemoteProtocolError(
+        f"the session failed on {MAX_REROUTES} routes; the last time with {error.code}: {error}"
+    )
+    return final.blame(error.peer) if error.peer is not None else final

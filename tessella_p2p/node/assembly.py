@@ -51,7 +51,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What a node is to be. ``offer`` is None for a node that is an entry only."""
+    """What a node is to be. ``offer`` is None for a node that is an entry only; ``max_input_tokens`` bounds a prompt."""
 
     model: ServedModel
     orchestrator: PeerId | None
@@ -61,6 +61,7 @@ class NodePlan:
     kademlia_enabled: bool = True
     hop_timeout_s: float = HOP_TIMEOUT_S
     checkpoint_s: float = CHECKPOINT_S
+    max_input_tokens: int | None = None
 
 
 class NodeRoles:
@@ -87,7 +88,7 @@ class NodeRoles:
             bootstrap=plan.bootstrap,
             kademlia_enabled=plan.kademlia_enabled,
         )
-        self._links = HopLinks(around.network)
+        self._links = HopLinks(around.network, plan.hop_timeout_s)
         self.entry = EntryService(
             EntryContext(
                 network=around.network,
@@ -102,6 +103,7 @@ class NodeRoles:
             plan.model,
             self.discovery,
             self.client,
+            max_input_tokens=plan.max_input_tokens,
         )
         self.proofs = ProofWriter(
             around.key, around.clock, around.sequencer, around.proof_log, self.client, around.run_blocking
@@ -115,6 +117,7 @@ class NodeRoles:
                 sequencer=around.sequencer,
                 links=self._links,
                 proofs=self.proofs,
+                is_known=lambda peer: self.discovery.view.stage_of(peer, around.clock.unix_ms()) is not None,
                 hop_timeout_s=plan.hop_timeout_s,
                 checkpoint_s=plan.checkpoint_s,
             )
@@ -126,11 +129,24 @@ class NodeRoles:
         return self._network.addresses
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run every role until cancelled. Started means: serving; it does not wait for a peer or the orchestrator."""
+        """Run every role until cancelled. Started means: serving; it does not wait for a peer or the orchestrator.
+
+        Cancelled, the roles end first, with their proofs written and the mesh told; what they need for that ends after them.
+        """
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.discovery.run)
-            await nursery.start(self._links.run)
-            await nursery.start(self.entry.run)
-            if self.worker is not None:
-                await nursery.start(self.worker.run)
-            task_status.started()
+            ground = await nursery.start(self._run_ground)
+            try:
+                async with trio.open_nursery() as roles:
+                    await roles.start(self.entry.run)
+                    if self.worker is not None:
+                        await roles.start(self.worker.run)
+                    task_status.started()
+            finally:
+                ground.cancel()
+
+    async def _run_ground(self, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        with trio.CancelScope(shield=True) as scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.discovery.run)
+                await nursery.start(self._links.run)
+                task_status.started(scope)

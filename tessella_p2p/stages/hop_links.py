@@ -1,244 +1,158 @@
-"""Frames over long-lived streams (shell): one stream per neighbour and direction carries every session between the two.
+"""This node's outbound hop streams (shell): one per neighbour carries every session between the two.
 
-A writer task owns the sending half, so a session that is cancelled never cuts a frame of another one in two; what is queued is
-bounded, and frames that wait together leave in one send.
+A link is opened on demand and stays for the next session. Downstream go opens, steps and closes; what comes back is receipts and
+errors, and nothing else: a neighbour that sends steps upstream is not heard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 import trio
 
-from tessella_p2p.base.errors import HopTimeout, MalformedMessage, StreamReset, TessellaError
-from tessella_p2p.base.ids import PeerId, SessionId
-from tessella_p2p.base.limits import KIB, MAX_QUEUED_FRAMES, MAX_QUEUED_STEPS
-from tessella_p2p.net.network import Network, Stream
+from tessella_p2p.base.errors import InvalidStep, MalformedMessage, Overloaded, StaleEpoch, StreamReset, TessellaError
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import HOP_TIMEOUT_S, MAX_HOP_LINKS
+from tessella_p2p.net.network import Network
+from tessella_p2p.stages.frame_link import FrameLink, LinkKey, Unread
 from tessella_p2p.wire import protocols
-from tessella_p2p.wire.frames import HEADER_BYTES, Frame, Header, encode_frame, parse_header, parse_payload
+from tessella_p2p.wire.frames import Frame, Header, Kind
 
 log = structlog.get_logger(__name__)
 
-_READ_BYTES = 256 * KIB
-_JOIN_BYTES = 64 * KIB
-_CLOSE_S = 1.0
 
-LinkKey = tuple[SessionId, int]
-"""(session, epoch)."""
+class Receiver(Protocol):
+    """A session, as its downstream neighbour reaches it. No method may block or raise."""
 
+    def returned(self, frame: Frame) -> None:
+        """A receipt or an error."""
+        ...
 
-class FrameReader:
-    """Whole frames out of a stream. Cancelling `receive` loses nothing."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._buffer = bytearray()
-        self._header: Header | None = None
-
-    async def receive(self) -> Frame | None:
-        """The next frame, or None at an end of the stream between two frames.
-
-        Raises:
-            MalformedMessage, VersionMismatch, InvalidStep: the peer broke the framing; reset the stream.
-            StreamReset: the stream broke, or ended inside a frame.
-        """
-        if self._header is None:
-            if not await self._fill(HEADER_BYTES):
-                return None
-            self._header = parse_header(self._take(HEADER_BYTES))
-        if not await self._fill(self._header.payload_bytes):
-            raise StreamReset(f"the stream of {self._stream.peer} ended inside a frame")
-        header, self._header = self._header, None
-        return parse_payload(header, self._take(header.payload_bytes))
-
-    def _take(self, size_bytes: int) -> bytes:
-        taken = bytes(memoryview(self._buffer)[:size_bytes])
-        del self._buffer[:size_bytes]
-        return taken
-
-    async def _fill(self, size_bytes: int) -> bool:
-        while len(self._buffer) < size_bytes:
-            part = await self._stream.receive_some(_READ_BYTES)
-            if not part:
-                if self._buffer:
-                    raise StreamReset(f"the stream of {self._stream.peer} ended inside a frame")
-                return size_bytes == 0
-            self._buffer += part
-        return True
+    def lost(self, reason: TessellaError) -> None:
+        """The link is gone, or the neighbour broke a rule on it."""
+        ...
 
 
-class FrameLink:
-    """Both directions of one stream: `run` it in a nursery, `send` from any task."""
+@dataclass(slots=True)
+class _Neighbour:
+    """One outbound link and the sessions on it; handles what comes back."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._send, self._receive = trio.open_memory_channel[bytes](MAX_QUEUED_FRAMES)
-        self.lost = False
+    link: FrameLink
+    receivers: dict[LinkKey, Receiver] = field(default_factory=dict)
 
-    @property
-    def peer(self) -> PeerId:
-        """Who is at the other end."""
-        return self._stream.peer
+    def wants(self, header: Header) -> bool:
+        if header.kind not in (Kind.RECEIPT, Kind.ERROR):
+            raise MalformedMessage(f"{self.link.peer} sent a {header.kind.name} frame upstream")
+        return (header.session, header.epoch) in self.receivers
 
-    async def run(self, on_frame: Callable[[Frame], None]) -> None:
-        """Move frames until either side ends the stream or it breaks; then the link is lost for good. Cancelled, it is reset.
+    def take(self, frame: Frame) -> None:
+        receiver = self.receivers.get((frame.session, frame.epoch))
+        if receiver is not None:
+            receiver.returned(frame)
 
-        Args:
-            on_frame: called for each frame, in order; it must not block. What it raises ends the link.
-
-        Raises:
-            RemoteProtocolError: the peer broke a rule.
-            StreamReset: the stream broke.
-        """
-        failure: TessellaError | None = None
-        graceful = False
-
-        async def ending(half: Callable[[], Awaitable[None]]) -> None:
-            nonlocal failure
-            try:
-                await half()
-            except TessellaError as error:  # the first one counts: the other half fails of it
-                failure = failure or error
-            nursery.cancel_scope.cancel()
-
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ending, self._write)
-                await ending(partial(self._read, on_frame))
-            graceful = failure is None
-        finally:
-            self.lost = True
-            self._receive.close()
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
-                await (self._stream.aclose() if graceful else self._stream.reset())
-        if failure is not None:
-            raise failure
-
-    async def _read(self, on_frame: Callable[[Frame], None]) -> None:
-        reader = FrameReader(self._stream)
-        while (frame := await reader.receive()) is not None:
-            on_frame(frame)
-
-    async def _write(self) -> None:
-        async for first in self._receive:
-            parts, size_bytes = [first], len(first)
-            while size_bytes < _JOIN_BYTES:
-                try:
-                    part = self._receive.receive_nowait()
-                except (trio.WouldBlock, trio.EndOfChannel):
-                    break
-                parts.append(part)
-                size_bytes += len(part)
-            await self._stream.send_all(parts[0] if len(parts) == 1 else b"".join(parts))
-
-    async def send(self, frame: Frame, timeout_s: float) -> None:
-        """Queue a frame; waits while `MAX_QUEUED_FRAMES` are waiting already.
-
-        Raises:
-            StreamReset: the link is lost.
-            HopTimeout: the peer took no frame for ``timeout_s``.
-        """
-        try:
-            with trio.fail_after(timeout_s):
-                await self._send.send(encode_frame(frame))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise StreamReset(f"the stream to {self.peer} is gone") from error
-        except trio.TooSlowError as error:
-            raise HopTimeout(f"{self.peer} took no frame for {timeout_s:.0f} s") from error
-
-    def end(self) -> None:
-        """Send what is queued, then close the stream; `run` returns."""
-        self._send.close()
-
-    def send_nowait(self, frame: Frame) -> bool:
-        """Queue a frame if there is room; False when there is none or the link is lost."""
-        try:
-            self._send.send_nowait(encode_frame(frame))
-        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
-            return False
-        return True
-
-
-class Inbox:
-    """What one session receives, in order: frames and the loss of a link. Bounded."""
-
-    def __init__(self) -> None:
-        self._send, self._receive = trio.open_memory_channel[tuple[Frame | TessellaError, float]](MAX_QUEUED_STEPS)
-
-    def put(self, item: Frame | TessellaError) -> bool:
-        """Add an item, with the time of its arrival; False when the inbox is full or closed."""
-        try:
-            self._send.send_nowait((item, trio.current_time()))
-        except (trio.WouldBlock, trio.BrokenResourceError):
-            return False
-        return True
-
-    async def get(self) -> tuple[Frame | TessellaError, float]:
-        """The next item and when it arrived (trio's clock)."""
-        return await self._receive.receive()
-
-    def close(self) -> None:
-        """Refuse and drop everything from now on."""
-        self._receive.close()
+    def skipped(self, unread: Unread) -> None:
+        receiver = self.receivers.get((unread.header.session, unread.header.epoch))
+        if receiver is not None:
+            receiver.lost(InvalidStep(f"a damaged {unread.header.kind.name} frame").blame(self.link.peer))
 
 
 class HopLinks:
-    """This node's outbound hop streams, at most one per neighbour; opened on demand, shared by all sessions."""
+    """At most one link per neighbour, shared by all sessions of this node.
 
-    def __init__(self, network: Network) -> None:
+    Args:
+        network: opens the streams.
+        hop_timeout_s: a neighbour that takes nothing for so long loses its link.
+        max_links: an idle link makes room for a new one.
+    """
+
+    def __init__(
+        self, network: Network, hop_timeout_s: float = HOP_TIMEOUT_S, *, max_links: int = MAX_HOP_LINKS
+    ) -> None:
         self._network = network
-        self._links: dict[PeerId, FrameLink] = {}
-        self._inboxes: dict[PeerId, dict[LinkKey, Inbox]] = {}
-        self._locks: dict[PeerId, trio.Lock] = {}
+        self._hop_timeout_s = hop_timeout_s
+        self._max_links = max_links
+        self._neighbours: OrderedDict[PeerId, _Neighbour] = OrderedDict()  # least recently attached first
+        self._dialling: dict[PeerId, trio.Lock] = {}
         self._nursery: trio.Nursery | None = None
+
+    def __len__(self) -> int:
+        return len(self._neighbours)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the streams until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            task_status.started()
-            await trio.sleep_forever()
+            try:
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
-    async def attach(self, peer: PeerId, key: LinkKey, inbox: Inbox) -> FrameLink:
-        """The link to ``peer``, with ``inbox`` as the receiver of what comes back for ``key``; `detach` it in the end.
+    async def attach(self, peer: PeerId, key: LinkKey, receiver: Receiver) -> FrameLink:
+        """The link to ``peer``, with ``receiver`` for what comes back for ``key``; `detach` it in the end.
+
+        Cancelled, nothing is attached. The deadline is the caller's.
 
         Raises:
-            DialError, VersionMismatch, StreamReset: no stream could be opened.
+            DialError, VersionMismatch, StreamReset: no stream could be opened, or this node is leaving.
+            Overloaded: every link is in use.
+            StaleEpoch: ``key`` has a receiver there already.
         """
-        assert self._nursery is not None, "run() comes first"
-        async with self._locks.setdefault(peer, trio.Lock()):
-            link = self._links.get(peer)
-            if link is None or link.lost:
-                stream = await self._network.open_stream(peer, protocols.HOP)
-                link = self._links[peer] = FrameLink(stream)
-                self._inboxes[peer] = {}
-                self._nursery.start_soon(self._run_link, peer, link, self._inboxes[peer])
-        self._inboxes[peer][key] = inbox
-        return link
+        lock = self._dialling.setdefault(peer, trio.Lock())
+        try:
+            async with lock:
+                neighbour = self._neighbours.get(peer)
+                if neighbour is None or neighbour.link.lost:
+                    neighbour = await self._open(peer)
+        finally:
+            if not lock.statistics().locked:
+                self._dialling.pop(peer, None)
+        self._neighbours.move_to_end(peer)
+        if neighbour.receivers.setdefault(key, receiver) is not receiver:
+            raise StaleEpoch("another session of this node has that name and epoch already")
+        return neighbour.link
 
-    def detach(self, peer: PeerId, key: LinkKey, inbox: Inbox) -> None:
+    async def _open(self, peer: PeerId) -> _Neighbour:
+        self._make_room()
+        stream = await self._network.open_stream(peer, protocols.HOP)
+        if self._nursery is None:
+            await stream.reset()
+            raise StreamReset("this node is leaving")
+        neighbour = self._neighbours[peer] = _Neighbour(FrameLink(stream, self._hop_timeout_s))
+        self._nursery.start_soon(self._run_link, neighbour)
+        return neighbour
+
+    def _make_room(self) -> None:
+        if len(self._neighbours) + len(self._dialling) <= self._max_links:
+            return
+        for peer, neighbour in self._neighbours.items():
+            if not neighbour.receivers:
+                neighbour.link.end()
+                del self._neighbours[peer]
+                return
+        raise Overloaded(f"this node has {len(self._neighbours)} neighbours that it sends to already")
+
+    def detach(self, peer: PeerId, key: LinkKey, receiver: Receiver) -> None:
         """Stop delivering for ``key``; the stream stays for the next session."""
-        inboxes = self._inboxes.get(peer, {})
-        if inboxes.get(key) is inbox:
-            del inboxes[key]
+        neighbour = self._neighbours.get(peer)
+        if neighbour is not None and neighbour.receivers.get(key) is receiver:
+            del neighbour.receivers[key]
 
-    async def _run_link(self, peer: PeerId, link: FrameLink, inboxes: dict[LinkKey, Inbox]) -> None:
-        def deliver(frame: Frame) -> None:
-            inbox = inboxes.get((frame.session, frame.epoch))
-            if inbox is not None and not inbox.put(frame):
-                raise MalformedMessage(f"{peer} sends more than a session can take")
-
+    async def _run_link(self, neighbour: _Neighbour) -> None:
+        peer = neighbour.link.peer
         reason: TessellaError = StreamReset(f"{peer} ended the hop stream")
         try:
-            await link.run(deliver)
+            await neighbour.link.run(neighbour)
         except TessellaError as error:
             reason = error
+        except Exception as error:  # whatever a peer's frames set off ends its link, not the node
+            log.error("a hop stream failed", peer=peer, exc_info=error)
         finally:
-            if self._links.get(peer) is link:
-                del self._links[peer]
-                del self._inboxes[peer]
-            log.info("hop stream ended", peer=peer, sessions=len(inboxes), reason=str(reason))
-            for inbox in list(inboxes.values()):
-                inbox.put(reason)
+            if self._neighbours.get(peer) is neighbour:
+                del self._neighbours[peer]
+            log.info("hop stream ended", peer=peer, sessions=len(neighbour.receivers), reason=str(reason))
+            for receiver in list(neighbour.receivers.values()):
+                receiver.lost(reason)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TypeVar
 
-from tessella_p2p.base.errors import CapabilityRefused, Expired, InvalidRequest, NotAuthorized, StaleEpoch
+from tessella_p2p.base.errors import (
+    CapabilityRefused,
+    Expired,
+    InvalidRequest,
+    MalformedMessage,
+    NotAuthorized,
+    StaleEpoch,
+)
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
+from tessella_p2p.base.limits import REQUEST_TTL_MS
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Envelope, open_envelope, seal
 from tessella_p2p.wire.keys import NodeKey
@@ -95,11 +104,14 @@ def verify_open(frame: m.OpenFrame, identity: StageIdentity, *, upstream: PeerId
     """Check a chain-open that ``upstream`` (as its stream authenticated it) passed on.
 
     Raises:
-        RemoteProtocolError: malformed, forged, expired, or from a peer that is not its upstream in the route.
+        RemoteProtocolError: malformed, forged or expired, the ticket's time to open included.
         InvalidRequest: a route that is no chain, or that names another stage than this node serves.
-        NotAuthorized: a ticket that is foreign, expired, or for something else.
+        NotAuthorized: from a peer that is not the previous stage of the route; a ticket that is foreign or for something else.
+        CapabilityRefused: at the tail, a capability that is bound to something else.
     """
     envelope = open_envelope(frame.open, m.CHAIN_OPEN, now_ms=now_ms)
+    if envelope.expires_at - envelope.issued_at > REQUEST_TTL_MS:  # else it could outlive the fence's memory of it
+        raise MalformedMessage(f"a chain-open may be valid for {REQUEST_TTL_MS // 1000} s at most")
     body = envelope.message(m.ChainOpen)
     index = _own_index(body, identity)
     expected_upstream = PeerId(body.route[index - 1].peer_id) if index else envelope.signer
@@ -173,24 +185,43 @@ def _ticket(
 
 
 class EpochFence:
-    """Remembers the highest epoch of each session, so that what was rerouted stays rerouted. Bounded, oldest first."""
+    """What this stage let in: the highest epoch of each session, so that what was rerouted stays so, and each ticket's one session.
+
+    Bounded, oldest first; a chain-open that is forgotten here has expired before, unless thousands of sessions came within a minute.
+    """
 
     def __init__(self) -> None:
-        self._epochs: OrderedDict[bytes, tuple[int, PeerId]] = OrderedDict()
+        self._epochs: OrderedDict[SessionId, tuple[int, PeerId]] = OrderedDict()
+        self._tickets: OrderedDict[tuple[PeerId, str], SessionId] = OrderedDict()
 
-    def admit(self, session: SessionId, epoch: int, entry: PeerId) -> None:
+    def admit(self, opening: Opening) -> None:
         """Enter an epoch.
 
         Raises:
             StaleEpoch: this epoch, or a later one, was seen before.
-            NotAuthorized: the session belongs to another entry.
+            NotAuthorized: the session belongs to another entry, or the ticket pays for another session.
         """
-        highest, owner = self._epochs.get(session, (-1, entry))
-        if owner != entry:
+        session, epoch = opening.key
+        highest, owner = self._epochs.get(session, (-1, opening.entry))
+        if owner != opening.entry:
             raise NotAuthorized("this session belongs to another entry")
         if epoch <= highest:
             raise StaleEpoch(f"epoch {epoch} of this session is over; epoch {highest} was opened here")
-        self._epochs[session] = (epoch, entry)
-        self._epochs.move_to_end(session)
-        if len(self._epochs) > _REMEMBERED_SESSIONS:
-            self._epochs.popitem(last=False)
+        if opening.ticket is not None:
+            paid = (opening.entry, opening.ticket.request_id)
+            if self._tickets.setdefault(paid, session) != session:
+                raise NotAuthorized(f"the ticket of request {opening.ticket.request_id} pays for another session")
+            _remember(self._tickets, paid)
+        self._epochs[session] = (epoch, opening.entry)
+        _remember(self._epochs, session)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _remember(memory: OrderedDict[K, V], key: K) -> None:
+    """Keep ``key`` as the newest; forget the oldest at the bound."""
+    memory.move_to_end(key)
+    if len(memory) > _REMEMBERED_SESSIONS:
+        memory.popitem(last=False)

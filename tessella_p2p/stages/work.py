@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tessella_p2p.base.errors import InvalidStep, RemoteProtocolError
+from tessella_p2p.base.errors import RemoteProtocolError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, MAX_DIGEST_MARKS, TICKET_OPEN_S, TICKET_SETTLE_S
+from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, MAX_PROOF_MARKS, TICKET_OPEN_S, TICKET_SETTLE_S
 from tessella_p2p.stages.digest import RunningDigest
 from tessella_p2p.stages.engine import Buffer
 from tessella_p2p.wire import messages as m
@@ -19,7 +19,8 @@ from tessella_p2p.wire.envelope import Sequencer, open_envelope, seal
 from tessella_p2p.wire.keys import NodeKey
 
 MAX_UNCONFIRMED_STEPS = 8192
-_TOKEN_BYTES = 4
+MAX_STALE_RECEIPTS = 16
+"""Receipts for nothing new that one receiver may send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class Confirmed:
 class WorkMeter:
     """Counts positions and digests of one stage in one (session, epoch).
 
+    Rows are digested when they arrive, so a receipt for them does not wait until they are computed; `finish` then takes the steps in
+    the order of their arrival.
+
     Args:
         digest_key: the session's digest key.
     """
@@ -49,51 +53,67 @@ class WorkMeter:
     def __init__(self, digest_key: bytes) -> None:
         self._input = RunningDigest(digest_key)
         self._output = RunningDigest(digest_key)
-        self._open: deque[Boundary] = deque()
+        self._arrived: deque[tuple[int, bytes]] = deque()
+        self._input_marks: deque[bytes] = deque()
+        self._unconfirmed: deque[Boundary] = deque()
         self._marks: list[m.DigestMark] = []
+        self._num_stale = 0
+        self.received = 0
+        """Positions whose rows have arrived."""
         self.positions = 0
+        """Positions that are computed."""
         self.compute_us = 0
         self.confirmed: Confirmed | None = None
 
     @property
     def unconfirmed_steps(self) -> int:
-        """Steps whose receipt is still out."""
-        return len(self._open)
+        """Steps with an output whose receipt is still out."""
+        return len(self._unconfirmed)
 
-    def expect(self, position: int) -> None:
-        """Check that a step continues where the last one ended.
+    def receive(self, rows: int, inputs: Buffer) -> None:
+        """The ``rows`` rows of one step arrived."""
+        row_bytes = len(inputs) // rows
+        done = 0
+        while done < rows:
+            part = min(rows - done, DIGEST_MARK_POSITIONS - self.received % DIGEST_MARK_POSITIONS)
+            self._input.update(inputs[done * row_bytes : (done + part) * row_bytes])
+            done += part
+            self.received += part
+            if self.received % DIGEST_MARK_POSITIONS == 0:
+                self._input_marks.append(self._input.digest())
+        self._arrived.append((self.received, self._input.digest()))
 
-        Raises:
-            InvalidStep: it leaves a gap or goes back.
-        """
-        if position != self.positions:
-            raise InvalidStep(f"a step at position {position} where {self.positions} is next")
+    def finish(self, outputs: Buffer, *, is_token: bool = False, compute_us: int = 0) -> None:
+        """The oldest step that arrived is computed.
 
-    def add(self, rows: int, inputs: Buffer, outputs: Buffer, compute_us: int = 0) -> None:
-        """Account for one step: ``rows`` rows of input, and its output (rows, or the tail's u32 token ids, or nothing).
+        Args:
+            outputs: its rows; or, with ``is_token``, the u32 token id that follows its last row; empty when it has no output.
+            compute_us: what it took.
 
         Raises:
             RemoteProtocolError: the receiver left too many steps without a receipt.
         """
-        if len(self._open) >= MAX_UNCONFIRMED_STEPS:
-            raise RemoteProtocolError(f"no receipt for {len(self._open)} steps")
-        in_row = len(inputs) // rows
-        out_row = (
-            len(outputs) // rows if len(outputs) > _TOKEN_BYTES else 0
-        )  # a tail's token belongs to the step's last row
+        if len(self._unconfirmed) >= MAX_UNCONFIRMED_STEPS:
+            raise RemoteProtocolError(f"no receipt for {len(self._unconfirmed)} steps")
+        end, input_digest = self._arrived.popleft()
+        rows = end - self.positions
+        row_bytes = 0 if is_token else len(outputs) // rows
         done = 0
         while done < rows:
             part = min(rows - done, DIGEST_MARK_POSITIONS - self.positions % DIGEST_MARK_POSITIONS)
-            self._input.update(inputs[done * in_row : (done + part) * in_row])
-            self._output.update(outputs[done * out_row : (done + part) * out_row])
+            self._output.update(outputs[done * row_bytes : (done + part) * row_bytes])
             done += part
             self.positions += part
-            if done == rows and not out_row:
+            if done == rows and is_token:
                 self._output.update(outputs)
-            if self.positions % DIGEST_MARK_POSITIONS == 0 and len(self._marks) < MAX_DIGEST_MARKS:
-                self._marks.append(self._mark())
+            if self.positions % DIGEST_MARK_POSITIONS == 0:
+                mark = m.DigestMark(
+                    positions=self.positions, input=self._input_marks.popleft(), output=self._output.digest()
+                )
+                self._marks.append(mark)
         self.compute_us += compute_us
-        self._open.append(Boundary(self.positions, self._input.digest(), self._output.digest()))
+        if outputs:
+            self._unconfirmed.append(Boundary(end, input_digest, self._output.digest()))
 
     def confirm(self, raw: bytes, *, receiver: PeerId, sender: PeerId, request_id: str, key: tuple[bytes, int]) -> None:
         """Take a receipt.
@@ -111,27 +131,34 @@ class WorkMeter:
         if (receipt.request_id, receipt.session, receipt.epoch, receipt.sender) != (request_id, *key, sender):
             raise RemoteProtocolError("a receipt for another session")
         if self.confirmed is not None and receipt.positions <= self.confirmed.boundary.positions:
+            self._num_stale += 1
+            if self._num_stale > MAX_STALE_RECEIPTS:
+                raise RemoteProtocolError(f"{receiver} signs again and again for what it signed for before")
             return
-        while self._open and self._open[0].positions < receipt.positions:
-            self._open.popleft()
-        if not self._open or self._open[0].positions != receipt.positions:
+        while self._unconfirmed and self._unconfirmed[0].positions < receipt.positions:
+            self._unconfirmed.popleft()
+        if not self._unconfirmed or self._unconfirmed[0].positions != receipt.positions:
             raise RemoteProtocolError(f"a receipt for {receipt.positions} positions, which is no step's end")
-        boundary = self._open.popleft()
+        boundary = self._unconfirmed.popleft()
         if boundary.output_digest != receipt.digest:
             raise RemoteProtocolError(f"{receiver} signed for other bytes than were sent (up to {receipt.positions})")
         self.confirmed = Confirmed(boundary, raw)
 
     def marks(self) -> tuple[m.DigestMark, ...]:
-        """Digests at the multiples of `DIGEST_MARK_POSITIONS` up to the confirmed boundary, for neighbours to compare."""
-        limit = self.confirmed.boundary.positions if self.confirmed is not None else 0
-        return tuple(mark for mark in self._marks if mark.positions <= limit)
+        """Digests at multiples of `DIGEST_MARK_POSITIONS` up to the confirmed boundary, for neighbours to compare.
 
-    def _mark(self) -> m.DigestMark:
-        return m.DigestMark(positions=self.positions, input=self._input.digest(), output=self._output.digest())
+        Of a very long session only every second one is kept, or every fourth, and so on, so that the proof stays within its bound. A
+        neighbour that is at another position may keep twice as many, the same ones among them, so the two have marks in common.
+        """
+        limit = self.confirmed.boundary.positions if self.confirmed is not None else 0
+        stride = DIGEST_MARK_POSITIONS
+        while limit // stride > MAX_PROOF_MARKS:
+            stride *= 2
+        return tuple(mark for mark in self._marks if mark.positions <= limit and mark.positions % stride == 0)
 
     def input_receipt(self) -> tuple[int, bytes]:
-        """(positions, digest) of what was received so far: what this node signs for its upstream."""
-        return self.positions, self._input.digest()
+        """(positions, digest) of what has arrived: what this node signs for its upstream."""
+        return self.received, self._input.digest()
 
 
 def seal_receipt(body: m.ReceiptBody, key: NodeKey, sequencer: Sequencer, now_ms: int) -> bytes:

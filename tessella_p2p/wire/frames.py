@@ -103,6 +103,11 @@ class Header:
     payload_bytes: int
     checksum: int
 
+    @property
+    def body_bytes(self) -> int:
+        """What of the payload is body."""
+        return self.payload_bytes - self.trace_entries * _TRACE.size
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:

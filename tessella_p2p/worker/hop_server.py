@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections import Counter
 
 import structlog
 import trio
 
-from tessella_p2p.base.errors import InvalidStep, MalformedMessage, Overloaded, StaleEpoch, TessellaError
-from tessella_p2p.base.ids import SessionId
-from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE
+from tessella_p2p.base.errors import (
+    MalformedMessage,
+    Overloaded,
+    RemoteProtocolError,
+    StaleEpoch,
+    TessellaError,
+)
+from tessella_p2p.base.ids import PeerId, SessionId
+from tessella_p2p.base.limits import MAX_HOP_STREAMS_PER_PEER, MAX_SESSIONS_PER_STAGE
 from tessella_p2p.net.network import Stream
-from tessella_p2p.stages.hop_links import FrameLink
-from tessella_p2p.stages.opening import EpochFence, StageIdentity, verify_open
+from tessella_p2p.stages.faults import error_frame
+from tessella_p2p.stages.frame_link import FrameLink, LinkKey, Unread
+from tessella_p2p.stages.opening import EpochFence, Opening, StageIdentity, verify_open
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import decode_message
-from tessella_p2p.wire.frames import Frame, Kind
-from tessella_p2p.worker.stage_session import StageContext, StageSession, error_frame
+from tessella_p2p.wire.frames import Frame, Header, Kind
+from tessella_p2p.worker.stage_session import StageContext, StageSession
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +36,8 @@ class HopServer:
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self._fence = EpochFence()
-        self._sessions: dict[tuple[SessionId, int], StageSession] = {}
+        self._sessions: dict[LinkKey, StageSession] = {}
+        self._streams: Counter[PeerId] = Counter()
         self._stage: tuple[StageService, StageIdentity] | None = None
         self._idle = trio.Event()
         self._idle.set()
@@ -38,7 +46,7 @@ class HopServer:
 
     @property
     def open_sessions(self) -> int:
-        """Sessions that hold KV right now."""
+        """Sessions that hold KV right now, or wait for it."""
         return len(self._sessions)
 
     def attach(self, stage: StageService, identity: StageIdentity) -> None:
@@ -46,56 +54,82 @@ class HopServer:
         self._stage = (stage, identity)
 
     async def drain(self, grace_s: float) -> None:
-        """Admit no session any more; wait for the open ones, then cancel what is left after ``grace_s``."""
+        """Admit no session any more; wait for the open ones, then end what is left after ``grace_s``."""
         self._stage = None
         with trio.move_on_after(grace_s):
             await self._idle.wait()
         for session in list(self._sessions.values()):
-            session.cancel()
+            session.stop(Overloaded("this stage is leaving, or changes its layers"))
         await self._idle.wait()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; then every session frees its KV and writes its proof."""
+        """Serve until cancelled; then every session tells its neighbours, frees its KV and writes its proof."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._context.network.serve(protocols.HOP, self._serve_upstream)
-            task_status.started()
-            await trio.sleep_forever()
+            try:
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = self._stage = None
+
+    # ---- streams ----
 
     async def _serve_upstream(self, stream: Stream) -> None:
-        link = FrameLink(stream)
+        """Handle one inbound stream; what a peer does wrong ends it, and with it its sessions."""
+        peer = stream.peer
+        if self._streams[peer] >= MAX_HOP_STREAMS_PER_PEER:
+            log.info("hop stream refused", peer=peer, streams=self._streams[peer])
+            await stream.reset()
+            return
+        self._streams[peer] += 1
+        link = FrameLink(stream, self._context.hop_timeout_s)
         try:
-            await link.run(partial(self._on_frame, link))
+            await link.run(_Upstream(self, link))
+        except TessellaError as error:
+            log.info("hop stream ended", peer=peer, code=error.code, reason=str(error))
         finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
             for session in list(self._sessions.values()):
                 if session.upstream is link:
-                    session.cancel()
+                    session.close()
 
-    def _on_frame(self, link: FrameLink, frame: Frame) -> None:
-        if frame.kind is Kind.OPEN:
-            self._open(link, frame)
-            return
-        if frame.kind not in (Kind.STEP, Kind.CLOSE):
-            raise MalformedMessage(f"{link.peer} sent a {frame.kind.name} frame downstream")
-        session = self._sessions.get((frame.session, frame.epoch))
-        if session is None or session.upstream is not link:
-            if frame.kind is Kind.STEP:  # a CLOSE of what is over is no fault
-                self._refuse(link, frame, StaleEpoch("this session and epoch are not open here"))
-            return
-        try:
-            session.deliver(frame)
-        except InvalidStep as error:
-            self._refuse(link, frame, error.blame(link.peer))
-            session.cancel()
+    def find(self, link: FrameLink, session: SessionId, epoch: int) -> StageSession | None:
+        """The session that a frame on ``link`` is for."""
+        found = self._sessions.get((session, epoch))
+        return found if found is not None and found.upstream is link else None
 
-    def _open(self, link: FrameLink, frame: Frame) -> None:
-        assert self._nursery is not None
+    # ---- sessions ----
+
+    def open(self, link: FrameLink, frame: Frame) -> None:
+        """Take an OPEN: verify it, then serve it in a task of its own, or refuse it with an ERROR."""
         try:
-            if self._stage is None:
+            if self._stage is None or self._nursery is None:
                 raise Overloaded("this node serves no stage right now: it is loading or draining")
             if len(self._sessions) >= MAX_SESSIONS_PER_STAGE:
                 raise Overloaded(f"this stage serves {len(self._sessions)} sessions already")
             stage, identity = self._stage
+            opening = self._verified(link, frame, identity)
+        except TessellaError as error:
+            log.info("session refused", peer=link.peer, code=error.code, reason=str(error))
+            self.refuse(link, frame.session, frame.epoch, error)
+            return
+        older = [
+            session
+            for (session_id, epoch), session in self._sessions.items()
+            if session_id == frame.session and epoch < frame.epoch
+        ]
+        for session in older:
+            session.stop(StaleEpoch(f"epoch {frame.epoch} of this session was opened"))
+        session = StageSession(self._context, stage, opening, link, older)
+        self._sessions[opening.key] = session
+        self._idle = trio.Event() if self._idle.is_set() else self._idle
+        self._nursery.start_soon(self._run_session, session)
+
+    def _verified(self, link: FrameLink, frame: Frame, identity: StageIdentity) -> Opening:
+        try:
             opening = verify_open(
                 decode_message(m.OpenFrame, bytes(frame.body)),
                 identity,
@@ -104,27 +138,60 @@ class HopServer:
             )
             if opening.key != (frame.session, frame.epoch):
                 raise MalformedMessage("an OPEN frame whose header and body name different sessions")
-            self._fence.admit(*opening.key, opening.entry)
-        except TessellaError as error:
-            log.info("session refused", peer=link.peer, code=error.code, reason=str(error))
-            self._refuse(link, frame, error)
-            return
-        for (session_id, epoch), older in list(self._sessions.items()):
-            if session_id == frame.session and epoch < frame.epoch:
-                older.cancel()
-        session = StageSession(self._context, stage, opening, link)
-        self._sessions[opening.key] = session
-        self._idle = trio.Event() if self._idle.is_set() else self._idle
-        self._nursery.start_soon(self._run_session, session)
+        except RemoteProtocolError as error:
+            raise error.blame(link.peer) from None
+        self._fence.admit(opening)
+        return opening
 
     async def _run_session(self, session: StageSession) -> None:
         try:
             await session.run()
+        except Exception as error:  # whatever a peer's frames set off ends its session, not the node
+            log.error("a session failed", request_id=session.opening.body.request_id, exc_info=error)
         finally:
+            session.freed.set()
             del self._sessions[session.opening.key]
             self.sessions_served += 1
             if not self._sessions:
                 self._idle.set()
 
-    def _refuse(self, link: FrameLink, frame: Frame, error: TessellaError) -> None:
-        link.send_nowait(error_frame(error, self._context.key.peer_id, frame.session, frame.epoch))
+    def refuse(self, link: FrameLink, session: SessionId, epoch: int, error: TessellaError) -> None:
+        """Answer with an ERROR."""
+        link.post(error_frame(error, self._context.key.peer_id, session, epoch))
+
+
+class _Upstream:
+    """What arrives on one inbound stream."""
+
+    def __init__(self, server: HopServer, link: FrameLink) -> None:
+        self._server = server
+        self._link = link
+
+    def wants(self, header: Header) -> bool:
+        if header.kind not in (Kind.OPEN, Kind.STEP, Kind.CLOSE):
+            raise MalformedMessage(f"{self._link.peer} sent a {header.kind.name} frame downstream")
+        if header.kind is not Kind.STEP:
+            return True
+        session = self._server.find(self._link, header.session, header.epoch)
+        return session is not None and session.wants(header)
+
+    def take(self, frame: Frame) -> None:
+        session = self._server.find(self._link, frame.session, frame.epoch)
+        if frame.kind is Kind.OPEN:
+            self._server.open(self._link, frame)
+        elif frame.kind is Kind.CLOSE:  # a CLOSE of what is over is no fault
+            if session is not None:
+                session.close()
+        elif session is not None:
+            session.deliver(frame)
+
+    def skipped(self, unread: Unread) -> None:
+        header = unread.header
+        session = self._server.find(self._link, header.session, header.epoch)
+        if unread.damaged and header.kind is not Kind.STEP:
+            raise MalformedMessage(f"{self._link.peer} sent a damaged {header.kind.name} frame")
+        if session is None:
+            over = StaleEpoch("this session and epoch are not open here")
+            self._server.refuse(self._link, header.session, header.epoch, over)
+        elif unread.damaged:
+            session.damaged(unread)

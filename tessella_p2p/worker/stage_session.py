@@ -1,7 +1,13 @@
-"""One session on one stage (shell): open, steps, receipts, close, proof. A linear task per (session, epoch)."""
+"""One session on one stage (shell): open, steps, receipts, close, proof. A linear task per (session, epoch).
+
+What neighbours send reaches the session through plain calls that never block: steps are queued, and everything else takes effect at
+once. So an error or a close frees the KV after the turn that runs, however many steps wait.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,32 +19,37 @@ from tessella_p2p.base.errors import (
     HopTimeout,
     InvalidStep,
     MalformedMessage,
+    Overloaded,
     RemoteProtocolError,
     StreamReset,
     TessellaError,
     TransportError,
-    error_from_code,
 )
-from tessella_p2p.base.ids import PeerId, SessionId
-from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import (
+    CHECKPOINT_S,
+    FINAL_RECEIPT_S,
+    HOP_TIMEOUT_S,
+    RECEIPT_PATIENCE_S,
+    SESSION_IDLE_S,
+)
 from tessella_p2p.net.network import Network
 from tessella_p2p.stages.engine import Buffer, SampleAt, Sampled, SessionKey, StepInput, StepOutput
-from tessella_p2p.stages.hop_links import FrameLink, HopLinks, Inbox
+from tessella_p2p.stages.faults import error_frame, error_of
+from tessella_p2p.stages.frame_link import FrameLink, Unread
+from tessella_p2p.stages.hop_links import HopLinks
+from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.service import StageService
-from tessella_p2p.stages.work import WorkMeter, seal_receipt
+from tessella_p2p.stages.work import Confirmed, WorkMeter, seal_receipt
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
-from tessella_p2p.wire.envelope import Sequencer, decode_message, encode_message
-from tessella_p2p.wire.frames import DType, Flag, Frame, Kind, TraceEntry
+from tessella_p2p.wire.envelope import Sequencer, encode_message
+from tessella_p2p.wire.frames import DType, Flag, Frame, Header, Kind, TraceEntry
 from tessella_p2p.wire.keys import NodeKey
 
 log = structlog.get_logger(__name__)
 
-FINAL_RECEIPT_S = 2.0
-"""How long a closing stage waits for its receiver's last signature."""
-UNRECEIPTED_CHECKPOINTS = 3
-"""A receiver that gives no receipt for so many checkpoints is dropped."""
 _CLEAN_UP_S = 10.0
 _TOKEN_STREAM_END_S = 1.0
 
@@ -55,9 +66,20 @@ class ProofSink(Protocol):
         ...
 
 
+def _nobody_known(peer: PeerId) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What every session of a node shares."""
+    """What every session of a node shares.
+
+    Attributes:
+        links: towards the next stages.
+        proofs: where work is made durable.
+        is_known: whether a peer's own signed addresses are known; if so, what an entry says of its address is not believed.
+        checkpoint_s: how often confirmed work is journaled.
+    """
 
     network: Network
     key: NodeKey
@@ -65,29 +87,57 @@ class StageContext:
     sequencer: Sequencer
     links: HopLinks
     proofs: ProofSink
+    is_known: Callable[[PeerId], bool] = _nobody_known
     hop_timeout_s: float = HOP_TIMEOUT_S
     checkpoint_s: float = CHECKPOINT_S
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A step that waits, and when it arrived (trio's clock)."""
+
+    frame: Frame
+    arrived_at: float
+
+
 class StageSession:
-    """One (session, epoch) on this stage.
+    """One (session, epoch) on this stage; a `hop_links.Receiver` for its downstream link.
 
     Args:
         upstream: the link its frames come from; receipts and errors go back on it.
+        predecessors: sessions of earlier epochs, which are ending; this one opens when their KV is free.
     """
 
-    def __init__(self, context: StageContext, stage: StageService, opening: Opening, upstream: FrameLink) -> None:
+    def __init__(
+        self,
+        context: StageContext,
+        stage: StageService,
+        opening: Opening,
+        upstream: FrameLink,
+        predecessors: Sequence[StageSession] = (),
+    ) -> None:
         self._context = context
         self._stage = stage
         self._opening = opening
         self._upstream = upstream
+        self._predecessors = tuple(predecessors)
         self._key = SessionKey(*opening.key)
+        self._intake = StepIntake.for_engine(stage.engine, opening.body.max_positions, opening.index)
         self._meter = WorkMeter(opening.body.digest_key)
+        self._steps: deque[_Waiting] = deque()
+        self._step_arrived = trio.Event()
         self._down: FrameLink | None = None
-        self._inbox = Inbox()
+        self._down_is_lost = False
+        self._receipt_arrived = trio.Event()
         self._scope = trio.CancelScope()
-        self._receipted_at = 0  # positions that the newest receipt upstream covers
-        self._silent_checkpoints = 0
+        self._failure: TessellaError | None = None
+        self._is_closed = False  # by its upstream
+        self._is_over = False
+        self._receipted = 0  # positions that the newest receipt upstream covers
+        self._unsigned_since = 0.0
+        self._journaled: Confirmed | None = None
+        self.freed = trio.Event()
+        """Set once its KV is free."""
 
     @property
     def upstream(self) -> FrameLink:
@@ -99,63 +149,128 @@ class StageSession:
         """The verified chain-open."""
         return self._opening
 
+    # ---- what the upstream link calls ----
+
+    def wants(self, header: Header) -> bool:
+        """Whether a STEP is new, and of the right form."""
+        if self._is_over or self._scope.cancel_called:
+            return False
+        try:
+            return self._intake.judge(header) == "new"
+        except InvalidStep as error:
+            self._fail(error.blame(self._opening.upstream))
+            return False
+
     def deliver(self, frame: Frame) -> None:
-        """Take a frame from upstream.
+        """Take a STEP that was wanted."""
+        if self._is_over or self._scope.cancel_called:
+            return
+        self._intake.take(frame)
+        self._meter.receive(frame.rows, frame.body)
+        self._steps.append(_Waiting(frame, trio.current_time()))
+        self._step_arrived.set()
 
-        Raises:
-            InvalidStep: more steps than may wait.
-        """
-        if frame.kind is Kind.CLOSE:
-            self._scope.cancel()
-        elif not self._inbox.put(frame):
-            raise InvalidStep("more steps than may wait at a stage")
+    def damaged(self, unread: Unread) -> None:
+        """Take note of a STEP whose checksum was wrong."""
+        error = InvalidStep(f"the rows of the step at position {unread.header.position} were damaged")
+        self._fail(error.blame(self._opening.upstream))
 
-    def cancel(self) -> None:
-        """End the session: its upstream is gone, or the node stops."""
+    def close(self) -> None:
+        """The upstream closes the session, or is gone."""
+        self._is_closed = True
         self._scope.cancel()
 
+    def stop(self, reason: TessellaError) -> None:
+        """This node ends the session; the upstream is told why."""
+        self._fail(reason)
+
+    # ---- what the downstream link calls ----
+
+    def returned(self, frame: Frame) -> None:
+        """Take a receipt or an error."""
+        opening = self._opening
+        if frame.kind is Kind.ERROR:
+            below = [PeerId(stage.peer_id) for stage in opening.body.route[opening.index + 1 :]]
+            self._fail(error_of(frame, opening.downstream, {*below, self._context.key.peer_id, opening.entry}))
+            return
+        before = self._meter.confirmed
+        try:
+            self._meter.confirm(
+                bytes(frame.body),
+                receiver=opening.downstream,
+                sender=self._context.key.peer_id,
+                request_id=opening.body.request_id,
+                key=opening.key,
+            )
+        except RemoteProtocolError as error:
+            self._down_is_lost = True  # nothing that it signs from now on counts
+            self._fail(error.blame(opening.downstream))
+        if self._meter.confirmed is not before:
+            self._unsigned_since = trio.current_time()
+        self._receipt_arrived.set()
+
+    def lost(self, reason: TessellaError) -> None:
+        """The way downstream is gone."""
+        self._down_is_lost = True
+        self._receipt_arrived.set()
+        self._fail(reason.blame(self._opening.downstream))
+
+    def _fail(self, error: TessellaError) -> None:
+        if not self._is_over and not self._is_closed:
+            self._failure = self._failure or error
+            self._scope.cancel()
+
+    # ---- the session ----
+
     async def run(self) -> None:
-        """Serve until closed, cancelled or failed; then free the KV, tell the neighbours and write the proof.
+        """Serve until closed, stopped, cancelled or failed; then tell the neighbours, free the KV and write the proof.
 
         Never raises a `TessellaError`: what went wrong goes upstream as a typed ERROR frame.
         """
-        async with trio.open_nursery() as links:  # the last receipt outlives the steps
-            failure: TessellaError | None = None
+        async with trio.open_nursery() as outliving:  # the last receipt outlives the steps
             try:
                 with self._scope:
-                    await self._stage.open(self._key, self._opening.body.max_positions)
-                    await self._connect(links)
-                    await self._serve()
-            except TessellaError as error:
-                failure = error
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._keep_receipts)
+                        await self._serve(outliving)
             finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLEAN_UP_S):
-                    await self._stage.close(self._key)
-                    await self._finish(failure)
-                links.cancel_scope.deadline = trio.current_time() + _TOKEN_STREAM_END_S
+                self._is_over = True
+                with trio.CancelScope(shield=True):
+                    await self._finish()
+                outliving.cancel_scope.deadline = trio.current_time() + _TOKEN_STREAM_END_S
 
-    # ---- opening ----
+    async def _serve(self, outliving: trio.Nursery) -> None:
+        try:
+            for older in self._predecessors:
+                await older.freed.wait()
+            await self._stage.open(self._key, self._opening.body.max_positions)
+            await self._connect(outliving)
+            while True:
+                await self._step(await self._next_step())
+        except TessellaError as error:
+            self._fail(error)
 
-    async def _connect(self, nursery: trio.Nursery) -> None:
+    async def _connect(self, outliving: trio.Nursery) -> None:
         opening, context = self._opening, self._context
-        session, epoch = opening.key
         try:
             with trio.fail_after(context.hop_timeout_s):
                 if opening.is_tail:
                     context.network.add_addresses(opening.entry, opening.body.entry_addresses)
-                    self._down = FrameLink(await context.network.open_stream(opening.entry, protocols.TOKENS))
-                    nursery.start_soon(self._run_token_link, self._down)
-                    body: bytes = opening.capability
+                    stream = await context.network.open_stream(opening.entry, protocols.TOKENS)
+                    self._down = FrameLink(stream, context.hop_timeout_s)
+                    outliving.start_soon(self._run_token_link, self._down)
+                    body = opening.capability
                 else:
-                    following = opening.body.route[opening.index + 1]
-                    context.network.add_addresses(opening.downstream, following.addresses)
-                    self._down = await context.links.attach(opening.downstream, opening.key, self._inbox)
+                    if not context.is_known(opening.downstream):
+                        following = opening.body.route[opening.index + 1]
+                        context.network.add_addresses(opening.downstream, following.addresses)
+                    self._down = await context.links.attach(opening.downstream, opening.key, self)
                     body = encode_message(m.OpenFrame(open=opening.envelope.raw, capability=opening.capability))
         except trio.TooSlowError as error:
             raise HopTimeout(f"{opening.downstream} could not be reached in time").blame(opening.downstream) from error
-        except TransportError as error:
+        except (TransportError, RemoteProtocolError) as error:
             raise error.blame(opening.downstream) from None
-        await self._send_down(Frame(Kind.OPEN, session, epoch, body=body))
+        await self._send_down(Frame(Kind.OPEN, *opening.key, body=body))
 
     async def _send_down(self, frame: Frame) -> None:
         assert self._down is not None
@@ -165,56 +280,29 @@ class StageSession:
             raise error.blame(self._opening.downstream) from None
 
     async def _run_token_link(self, link: FrameLink) -> None:
-        def deliver(frame: Frame) -> None:
-            if (frame.session, frame.epoch) != self._opening.key:
-                raise MalformedMessage("a frame of another session on a token stream")
-            if not self._inbox.put(frame):
-                raise MalformedMessage("more receipts than a session can take")
-
         reason: TessellaError = StreamReset(f"{link.peer} ended the token stream")
         try:
-            await link.run(deliver)
+            await link.run(_TokenLinkHandler(self))
         except TessellaError as error:
             reason = error
-        self._inbox.put(reason.blame(link.peer))
+        self.lost(reason)
 
     # ---- steps ----
 
-    async def _serve(self) -> None:
-        next_checkpoint = trio.current_time() + self._context.checkpoint_s
-        while True:
-            item, arrived_at = None, 0.0
-            with trio.move_on_at(next_checkpoint):
-                item, arrived_at = await self._inbox.get()
-            if trio.current_time() >= next_checkpoint:
-                next_checkpoint = trio.current_time() + self._context.checkpoint_s
-                await self._checkpoint()
-            if isinstance(item, TessellaError):
-                raise item.blame(self._opening.downstream)
-            if item is not None:
-                await self._take(item, arrived_at)
+    async def _next_step(self) -> _Waiting:
+        if not self._steps:
+            with trio.move_on_after(SESSION_IDLE_S):
+                while not self._steps:
+                    await self._step_arrived.wait()
+                    self._step_arrived = trio.Event()
+            if not self._steps:
+                raise HopTimeout(f"no step for {SESSION_IDLE_S:.0f} s").blame(self._opening.upstream)
+        return self._steps.popleft()
 
-    async def _take(self, frame: Frame, arrived_at: float) -> None:
-        if frame.kind is Kind.STEP:
-            await self._step(frame, arrived_at)
-        elif frame.kind is Kind.RECEIPT:
-            self._confirm(frame)
-        elif frame.kind is Kind.ERROR:
-            body = decode_message(m.ErrorBody, bytes(frame.body))
-            raise error_from_code(body.code, body.reason).blame(PeerId(body.fault_of))
-        else:
-            raise MalformedMessage(f"a {frame.kind.name} frame inside a session").blame(self._opening.upstream)
-
-    async def _step(self, frame: Frame, arrived_at: float) -> None:
-        if frame.position + frame.rows <= self._meter.positions:
-            return  # a step is idempotent: this one was done
-        try:
-            self._meter.expect(frame.position)
-        except InvalidStep as error:
-            raise error.blame(self._opening.upstream) from None
-        opening, sampling = self._opening, self._opening.body.sampling
+    async def _step(self, waiting: _Waiting) -> None:
+        frame, opening = waiting.frame, self._opening
+        sampling = opening.body.sampling
         wants_token = opening.is_tail and bool(frame.flags & Flag.SAMPLE)
-        last = frame.position + frame.rows
         result = await self._stage.step(
             StepInput(
                 session=self._key,
@@ -233,36 +321,48 @@ class StageSession:
         out: Buffer = b""
         kind, dtype, rows, position = Kind.STEP, frame.dtype, frame.rows, frame.position
         if isinstance(output, Sampled):
-            out, kind, dtype, rows, position = output.token_id.to_bytes(4, "little"), Kind.TOKEN, DType.U32, 1, last
+            out, kind, dtype = output.token_id.to_bytes(4, "little"), Kind.TOKEN, DType.U32
+            rows, position = 1, frame.position + frame.rows
         elif isinstance(output, StepOutput):
             out, dtype = output.body, output.dtype
-        self._meter.add(frame.rows, frame.body, out, result.compute_us)
+        self._account(out, is_token=kind is Kind.TOKEN, compute_us=result.compute_us)
         if not out:
             return
-        total_us = int((trio.current_time() - arrived_at) * 1e6)
+        total_us = int((trio.current_time() - waiting.arrived_at) * 1e6)
         trace = (*frame.trace, TraceEntry(result.queue_us, result.compute_us, total_us))
         await self._send_down(Frame(kind, *opening.key, frame.step, position, rows, dtype, frame.flags, trace, out))
 
-    # ---- receipts and checkpoints ----
-
-    def _confirm(self, frame: Frame) -> None:
-        before = self._meter.confirmed
+    def _account(self, out: Buffer, *, is_token: bool, compute_us: int) -> None:
+        self._intake.finish()
+        if not self._meter.unconfirmed_steps:
+            self._unsigned_since = trio.current_time()
         try:
-            self._meter.confirm(
-                bytes(frame.body),
-                receiver=self._opening.downstream,
-                sender=self._context.key.peer_id,
-                request_id=self._opening.body.request_id,
-                key=self._opening.key,
-            )
+            self._meter.finish(out, is_token=is_token, compute_us=compute_us)
         except RemoteProtocolError as error:
             raise error.blame(self._opening.downstream) from None
-        if self._meter.confirmed is not before:
-            self._silent_checkpoints = 0
+
+    # ---- receipts and checkpoints ----
+
+    async def _keep_receipts(self) -> None:
+        """Sign for what arrives, insist on signatures for what is sent, and journal what is signed."""
+        period_s = min(
+            self._context.checkpoint_s, CHECKPOINT_S
+        )  # neighbours count on the default, whatever is set here
+        next_checkpoint = trio.current_time() + self._context.checkpoint_s
+        while True:
+            await trio.sleep(period_s)
+            self._send_receipt()
+            now = trio.current_time()
+            if self._meter.unconfirmed_steps and now - self._unsigned_since > RECEIPT_PATIENCE_S:
+                receiver = self._opening.downstream
+                self._fail(RemoteProtocolError(f"{receiver} gives no receipts").blame(receiver))
+            if now >= next_checkpoint:
+                next_checkpoint = now + self._context.checkpoint_s
+                await self._checkpoint()
 
     def _send_receipt(self) -> None:
         positions, digest = self._meter.input_receipt()
-        if self._opening.index == 0 or positions == self._receipted_at:
+        if self._opening.index == 0 or positions == self._receipted:
             return  # the entry proves nothing, so it needs no receipt of the head
         body = m.ReceiptBody(
             request_id=self._opening.body.request_id,
@@ -273,56 +373,76 @@ class StageSession:
             digest=digest,
         )
         raw = seal_receipt(body, self._context.key, self._context.sequencer, self._context.clock.unix_ms())
-        if self._upstream.send_nowait(Frame(Kind.RECEIPT, *self._opening.key, body=raw)):
-            self._receipted_at = positions
+        if self._upstream.post(Frame(Kind.RECEIPT, *self._opening.key, body=raw)):
+            self._receipted = positions
 
     async def _checkpoint(self) -> None:
-        self._send_receipt()
-        if self._meter.unconfirmed_steps:
-            self._silent_checkpoints += 1
-            if self._silent_checkpoints > UNRECEIPTED_CHECKPOINTS:
-                receiver = self._opening.downstream
-                raise RemoteProtocolError(f"{receiver} gives no receipts").blame(receiver)
-        if self._opening.ticket is not None and self._meter.confirmed is not None:
+        confirmed = self._meter.confirmed
+        if self._opening.ticket is None or confirmed is None or confirmed is self._journaled:
+            return
+        try:
             await self._context.proofs.checkpoint(self._opening, self._meter)
+        except TessellaError as error:  # the session goes on: the answer is worth more to its client than the journal
+            log.error("a checkpoint could not be written", request_id=self._opening.body.request_id, reason=str(error))
+        else:
+            self._journaled = confirmed
 
     # ---- the end ----
 
-    async def _finish(self, failure: TessellaError | None) -> None:
-        session, epoch = self._opening.key
-        if failure is not None:
-            log.info("session failed", request_id=self._opening.body.request_id, epoch=epoch, reason=str(failure))
-            self._upstream.send_nowait(error_frame(failure, self._context.key.peer_id, session, epoch))
+    async def _finish(self) -> None:
+        """Tell both neighbours at once, so that KV is freed on every stage at the same time; then free it here, then prove."""
+        opening = self._opening
+        if self._failure is None and not self._is_closed:
+            self._failure = Overloaded("this stage is leaving")
+        if self._failure is not None:
+            log.info(
+                "session failed",
+                request_id=opening.body.request_id,
+                epoch=opening.body.epoch,
+                code=self._failure.code,
+                fault_of=self._failure.peer,
+                reason=str(self._failure),
+            )
+        self._steps.clear()
         self._send_receipt()
+        if self._failure is not None:
+            self._upstream.post(error_frame(self._failure, self._context.key.peer_id, *opening.key))
         if self._down is not None:
-            self._down.send_nowait(Frame(Kind.CLOSE, session, epoch))
-            if self._meter.unconfirmed_steps:
-                await self._await_final_receipt()
-            if self._opening.is_tail:
+            self._down.close_session(opening.key)
+        with trio.move_on_after(_CLEAN_UP_S):
+            await self._stage.close(self._key)
+        self.freed.set()
+        if self._down is not None:
+            await self._await_final_receipt()
+            if opening.is_tail:
                 self._down.end()
-            self._context.links.detach(self._opening.downstream, self._opening.key, self._inbox)
-        self._inbox.close()
-        if self._opening.ticket is not None and self._meter.confirmed is not None:
+            self._context.links.detach(opening.downstream, opening.key, self)
+        if opening.ticket is not None and self._meter.confirmed is not None:
             try:
-                await self._context.proofs.prove(self._opening, self._meter)
+                await self._context.proofs.prove(opening, self._meter)
             except TessellaError as error:
-                log.error("a proof could not be written", request_id=self._opening.body.request_id, reason=str(error))
+                log.error("a proof could not be written", request_id=opening.body.request_id, reason=str(error))
 
     async def _await_final_receipt(self) -> None:
         with trio.move_on_after(FINAL_RECEIPT_S):
-            while self._meter.unconfirmed_steps:
-                item, _ = await self._inbox.get()
-                if isinstance(item, TessellaError):
-                    return
-                if item.kind is Kind.RECEIPT:
-                    try:
-                        self._confirm(item)
-                    except TessellaError as error:
-                        log.warning("a bad last receipt", peer=self._opening.downstream, reason=str(error))
-                        return
+            while self._meter.unconfirmed_steps and not self._down_is_lost:
+                await self._receipt_arrived.wait()
+                self._receipt_arrived = trio.Event()
 
 
-def error_frame(error: TessellaError, met_by: PeerId, session: SessionId, epoch: int) -> Frame:
-    """The ERROR frame that tells a session's upstream what ended it, and whose fault it was."""
-    body = m.ErrorBody(code=error.code, reason=str(error)[:1024], met_by=met_by, fault_of=error.peer or met_by)
-    return Frame(Kind.ERROR, session, epoch, body=encode_message(body))
+@dataclass(frozen=True, slots=True)
+class _TokenLinkHandler:
+    """What the entry sends back on a token stream: receipts of its one session, and nothing else."""
+
+    session: StageSession
+
+    def wants(self, header: Header) -> bool:
+        if header.kind is not Kind.RECEIPT or (header.session, header.epoch) != self.session.opening.key:
+            raise MalformedMessage(f"a {header.kind.name} frame where this session's receipts are expected")
+        return True
+
+    def take(self, frame: Frame) -> None:
+        self.session.returned(frame)
+
+    def skipped(self, unread: Unread) -> None:
+        raise InvalidStep("a damaged receipt")
