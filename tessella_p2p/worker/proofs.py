@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 import structlog
 import trio
 
 from tessella_p2p.base.clock import WallClock
-from tessella_p2p.base.errors import RemoteProtocolError, TessellaError, TransportError
-from tessella_p2p.base.limits import MAX_PROOFS_PER_BATCH, TICKET_OPEN_S, TICKET_SETTLE_S
+from tessella_p2p.base.errors import RemoteProtocolError, StorageError, TessellaError, TransportError
+from tessella_p2p.base.limits import HELD_RETRY_S, MAX_PROOFS_PER_BATCH, TICKET_OPEN_S, TICKET_SETTLE_S
 from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.ledger.proof_log import ProofLog
@@ -53,31 +56,61 @@ class ProofWriter:
         """Journal the proof of what is confirmed so far; durable on return."""
         envelope = self._seal(opening, meter)
         session, epoch = opening.key
-        await self._run_blocking(lambda: self._log.put_checkpoint(session, epoch, envelope))
+        await self._run_blocking(partial(self._log.put_checkpoint, session, epoch, envelope))
         self._note_change()
 
     async def prove(self, opening: Opening, meter: WorkMeter) -> None:
         """Write the proof, durable on return, and wake the upload."""
         envelope = self._seal(opening, meter)
         session, epoch = opening.key
-        await self._run_blocking(lambda: self._log.put_proof(session, epoch, envelope))
+        await self._run_blocking(partial(self._log.put_proof, session, epoch, envelope))
         self._written.set()
         self._note_change()
 
     async def run(self) -> None:
         """Turn what a crash left open into proofs, then upload for ever. Cancelling it loses nothing: the log has it all."""
+        await self._insist(self._prove_what_a_crash_left)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._insist, self._retry_held)
+            nursery.start_soon(self._insist, self._upload)
+
+    async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run ``work``, again after a while when the disk fails: an operator makes room, and nothing is lost meanwhile."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            try:
+                return await work()
+            except StorageError as error:
+                log.error("the proof log cannot be used", retry_s=retry_s, reason=str(error))
+            await trio.sleep(retry_s)
+            retry_s = min(retry_s * 2, _LAST_RETRY_S)
+
+    async def _prove_what_a_crash_left(self) -> None:
         for left in await self._run_blocking(self._log.checkpoints):
+            await self._run_blocking(partial(self._log.put_proof, left.session, left.epoch, left.proof))
             log.info("a session that was open at a crash is proven up to its last checkpoint", epoch=left.epoch)
-            await self._run_blocking(
-                lambda left=left: self._log.put_proof(left.session, left.epoch, left.proof)  # type: ignore[misc]
-            )
+
+    async def _retry_held(self) -> None:
+        """Send held proofs again once a day, and once after a start: a bound of the day is over, or a neighbour has proven too."""
+        while True:
+            counts = await self._run_blocking(self._log.counts)
+            held = counts.held  # not what is held again meanwhile
+            while held > 0:
+                moved = await self._run_blocking(self._log.requeue_held)
+                held = held - moved if moved else 0
+            if counts.held:
+                log.info("held proofs are sent again", proofs=counts.held)
+                self._written.set()
+                self._note_change()
+            await trio.sleep(HELD_RETRY_S)
+
+    async def _upload(self) -> None:
         retry_s = _FIRST_RETRY_S
         while True:
             self._written = trio.Event()
-            pending = await self._run_blocking(lambda: self._log.pending(MAX_PROOFS_PER_BATCH))
+            pending = await self._run_blocking(partial(self._log.pending, MAX_PROOFS_PER_BATCH))
             if not pending or self._client is None:
-                with trio.move_on_after(_LAST_RETRY_S):
-                    await self._written.wait()
+                await self._written.wait()
                 continue
             try:
                 proofs = m.WorkDone(proofs=tuple(item.envelope for item in pending))
@@ -98,7 +131,7 @@ class ProofWriter:
     async def _settle(self, session: bytes, epoch: int, result: m.Settled) -> None:
         log.info("proof settled", status=result.status, micro_credits=result.micro_credits, reason=result.reason)
         await self._run_blocking(
-            lambda: self._log.settle(session, epoch, result.status, result.micro_credits, result.code)
+            partial(self._log.settle, session, epoch, result.status, result.micro_credits, result.code)
         )
 
     def _seal(self, opening: Opening, meter: WorkMeter) -> bytes:

@@ -11,7 +11,7 @@ import trio
 
 from tessella_p2p.base.errors import (
     LocalProtocolError,
-    RefusalError,
+    NotAuthorized,
     RemoteProtocolError,
     TessellaError,
     TransportError,
@@ -34,7 +34,12 @@ State = Literal["registering", "loading", "ready", "draining"]
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 15.0
+_LOAD_RETRY_S = 30.0
+_GOODBYE_S = 2.0
 DRAIN_GRACE_S = 10.0
+"""Sessions that are open when the layers change may take this much longer."""
+LEAVE_GRACE_S = 3.0
+"""Sessions that are open when the node stops may take this much longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +98,22 @@ class Worker:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Then open sessions end with their proofs written, and the orchestrator is told."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.hops.run)
+            hops = await nursery.start(_outliving, self.hops.run)
             nursery.start_soon(self._proofs.run)
             self._discovery.publish(self._make_record, self._offer.manifest_root)
             task_status.started()
             try:
                 while True:
-                    assigned = await self._register()
-                    await self._serve(assigned)
+                    self.state = "registering"
+                    assignment = await self._register()
+                    stage = await self._load(assignment)
+                    if stage is not None:
+                        await self._serve(stage, assignment)
             finally:
                 self.state = "draining"
-                with trio.move_on_after(2.0, shield=True):
+                with trio.move_on_after(_GOODBYE_S, shield=True):
                     await self._tell(m.Deregister())
+                hops.cancel()
 
     async def _tell(self, body: m.Deregister) -> None:
         try:
@@ -115,7 +124,7 @@ class Worker:
     # ---- registration ----
 
     async def _register(self) -> Assignment:
-        self.state, retry_s = "registering", _FIRST_RETRY_S
+        retry_s = _FIRST_RETRY_S
         while True:
             try:
                 assignment = self._accept(await self._client.ask(self._registration(), m.Assigned))
@@ -159,25 +168,62 @@ class Worker:
         self._discovery.observe(assigned.records, "orchestrator")
         return Assignment(LayerRange(*lease.layers), lease.serial, assigned.lease, envelope.expires_at)
 
+    # ---- loading ----
+
+    async def _load(self, assignment: Assignment) -> StageService | None:
+        """The stage of an assignment, or None, a while after it could not be loaded: the node stays an entry, and tries again."""
+        self.assignment, self.state = assignment, "loading"
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._say_loading, assignment)
+                try:
+                    return await self._load_stage(assignment.layers)
+                finally:
+                    nursery.cancel_scope.cancel()
+        except Exception as error:  # native loaders raise what they like; the node stays an entry
+            reason = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            self.assignment, self.last_refusal = None, f"layers {assignment.layers} cannot be loaded: {reason}"
+            log.error("a stage cannot be loaded", layers=str(assignment.layers), exc_info=reason)
+        await self._tell(m.Deregister())
+        await trio.sleep(_LOAD_RETRY_S)
+        return None
+
+    async def _say_loading(self, assignment: Assignment) -> None:
+        """Heartbeats while a range loads, which may take minutes."""
+        while True:
+            await trio.sleep(HEARTBEAT_S)
+            try:
+                await self._client.call(m.Announce(serial=assignment.serial, queue_depth=0, state="loading"))
+            except TessellaError as error:
+                log.info("the orchestrator was not told", state="loading", reason=str(error))
+
     # ---- serving ----
 
-    async def _serve(self, assignment: Assignment) -> None:
-        """Load and serve one range until another one is assigned or the membership is lost."""
-        self.assignment, self.state = assignment, "loading"
-        stage = await self._load_stage(assignment.layers)
+    async def _serve(self, stage: StageService, assignment: Assignment) -> None:
+        """Serve one loaded range until another one is assigned; then drain."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(stage.run)
+            running = await nursery.start(_outliving, stage.run)
             self.stage = stage
             self._attach(stage, assignment)
             self.state = "ready"
             log.info("stage loaded", layers=str(assignment.layers), recipe=self._offer.recipe)
-            await self._discovery.publish_now()
+            nursery.start_soon(self._discovery.publish_now)
+            is_leaving = True
             try:
                 await self._announce(stage, assignment)
+                is_leaving = False
             finally:
-                self.state, self.stage = "draining", None
+                self.state = "draining"
                 with trio.CancelScope(shield=True):
-                    await self.hops.drain(DRAIN_GRACE_S if not nursery.cancel_scope.cancel_called else 0.0)
+                    await self._drain(LEAVE_GRACE_S if is_leaving else DRAIN_GRACE_S)
+                self.stage = None
+                running.cancel()
+
+    async def _drain(self, grace_s: float) -> None:
+        """Tell the mesh, and let the open sessions end."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._discovery.publish_now)
+            await self.hops.drain(grace_s)
             nursery.cancel_scope.cancel()
 
     def _attach(self, stage: StageService, assignment: Assignment) -> None:
@@ -196,46 +242,44 @@ class Worker:
         self.hops.attach(stage, identity)
 
     async def _announce(self, stage: StageService, assignment: Assignment) -> None:
-        """Heartbeats to the orchestrator, for as long as it leaves this node its layers."""
+        """Heartbeats to the orchestrator, for as long as it leaves this node its layers.
+
+        Serving goes on whatever it answers, or does not: only another range ends it.
+        """
         announced_ready = False
         while True:
+            pause_s = HEARTBEAT_S
             try:
-                record = self._make_record()
-                if record is None:
-                    raise LocalProtocolError("a ready worker has a record")
-                if announced_ready:
-                    answer = await self._client.call(
-                        m.Announce(
-                            serial=assignment.serial, queue_depth=self.hops.open_sessions, state="ready", record=record
-                        )
-                    )
-                else:
-                    answer = await self._client.call(m.Ready(serial=assignment.serial, record=record))
+                answer = await self._client.call(self._heartbeat(assignment, announced_ready=announced_ready))
                 announced_ready = True
                 self._discovery.orchestrator_reachable(True)
-                if isinstance(answer, m.Assigned):
-                    renewed = self._accept(answer)
-                    if renewed.layers != assignment.layers:
-                        log.info("another range is assigned", layers=str(renewed.layers))
-                        return
-                    assignment = renewed
-                    self._attach(stage, assignment)
+                renewed = self._accept(answer) if isinstance(answer, m.Assigned) else assignment
+            except NotAuthorized as error:
+                log.warning("the orchestrator does not know this stage any more", code=error.code, reason=str(error))
+                renewed, announced_ready, pause_s = await self._register(), False, 0.0
             except TransportError as error:
-                announced_ready = False
+                renewed, announced_ready = assignment, False
                 self._discovery.orchestrator_reachable(False)
                 log.info("the orchestrator cannot be reached; serving goes on", reason=str(error))
-            except RefusalError as error:
-                log.warning("the orchestrator does not know this stage any more", code=error.code, reason=str(error))
-                reassigned = await self._register()
-                self.state = "ready"
-                if reassigned.layers != assignment.layers:
-                    return
-                assignment, announced_ready = reassigned, False
-                self._attach(stage, assignment)
-                continue
-            except RemoteProtocolError as error:
+            except TessellaError as error:
+                renewed = assignment
                 log.warning("the orchestrator's answer is not accepted", code=error.code, reason=str(error))
-            await trio.sleep(HEARTBEAT_S)
+            if renewed.layers != assignment.layers:
+                log.info("another range is assigned", layers=str(renewed.layers))
+                return
+            if renewed is not assignment:
+                assignment = renewed
+                self._attach(stage, assignment)
+            await trio.sleep(pause_s)
+
+    def _heartbeat(self, assignment: Assignment, *, announced_ready: bool) -> m.Ready | m.Announce:
+        record = self._make_record()
+        if record is None:
+            raise LocalProtocolError("a serving worker has a record")
+        if not announced_ready:
+            return m.Ready(serial=assignment.serial, record=record)
+        depth = self.hops.open_sessions
+        return m.Announce(serial=assignment.serial, queue_depth=depth, state="ready", record=record)
 
     def _make_record(self) -> bytes | None:
         stage, assignment, offer = self.stage, self.assignment, self._offer
@@ -262,3 +306,13 @@ class Worker:
             now_ms=now_ms,
             ttl_ms=int(RECORD_TTL_S * 1000),
         )
+
+
+async def _outliving(
+    run: Callable[..., Awaitable[None]], task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run a service through a cancellation of the worker, so that sessions end in order; the scope that it starts with ends it."""
+    with trio.CancelScope(shield=True) as scope:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run)
+            task_status.started(scope)
