@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -29,9 +30,10 @@ async def until_told(*, exit_with_stdin: bool, task_status: trio.TaskStatus[None
                     nursery.cancel_scope.cancel()
 
         async def by_stdin() -> None:
-            async with trio.lowlevel.FdStream(os.dup(0)) as stdin:
-                while await stdin.receive_some():
-                    pass
+            with suppress(OSError, trio.BrokenResourceError):  # closed, or no longer readable: that is its end, too
+                async with trio.lowlevel.FdStream(os.dup(0)) as stdin:
+                    while await stdin.receive_some():
+                        pass
             log.info("leaving", reason="standard input ended")
             nursery.cancel_scope.cancel()
 

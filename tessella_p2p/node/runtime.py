@@ -7,11 +7,13 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from functools import partial
+from pathlib import Path
 
 import structlog
 import trio
 
 from tessella_p2p.base.clock import SystemClock
+from tessella_p2p.base.errors import StorageError
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.bridge.app import create_app
 from tessella_p2p.bridge.server import serve
@@ -173,7 +175,10 @@ async def _save_sequences(sequencer: ClockSequencer, store: LedgerStore | ProofL
     """Keep the sequence floor on disk, ahead of what was given out: a clock that is set back cannot repeat one."""
     while True:
         ahead = sequencer.floor + int(_SEQUENCE_SAVE_S * 2e6)
-        await in_thread(partial(store.raise_sequence_floor, ahead))
+        try:
+            await in_thread(partial(store.raise_sequence_floor, ahead))
+        except StorageError as error:  # sequences follow the clock: they matter when that is set back
+            log.error("the sequence floor cannot be saved", reason=str(error))
         await trio.sleep(_SEQUENCE_SAVE_S)
 
 
@@ -187,8 +192,7 @@ async def run_daemon(config: NodeConfig) -> None:
         ConfigurationError, ArtifactError, StorageError: what the node cannot start without. An orchestrator or bootstrap
             node that cannot be reached is no such thing: the node says so, retries, and serves what it can.
     """
-    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with held_key(config.keypair_path) as key, closing(ProofLog(config.data_dir / "proofs")) as proof_log:
+    with held_key(config.keypair_path) as key, closing(ProofLog(_own_folder(config.data_dir, key))) as proof_log:
         artifact = await _open_artifact(config, config.models_dir)
         sequencer = ClockSequencer(proof_log.sequence_floor())
         with artifact:
@@ -211,6 +215,12 @@ async def run_daemon(config: NodeConfig) -> None:
                 drain.set()
                 await _finish_answers(roles)
                 nursery.cancel_scope.cancel()
+
+
+def _own_folder(data_dir: Path, key: NodeKey) -> Path:
+    """Where this identity keeps its proofs: they are paid to the peer that signed them, so two keys may share a ``data_dir``."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return data_dir / "proofs" / key.peer_id
 
 
 async def _finish_answers(roles: NodeRoles) -> None:
@@ -282,6 +292,7 @@ def _plan(config: NodeConfig, artifact: Artifact) -> NodePlan:
         kademlia_enabled=config.kademlia_enabled,
         hop_timeout_s=config.p2p_inference_timeout_secs,
         checkpoint_s=config.wal_checkpoint_interval_secs,
+        max_input_tokens=config.max_input_tokens,
     )
 
 

@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from tessella_p2p.base.clock import WallClock
-from tessella_p2p.base.errors import TessellaError
+from tessella_p2p.base.errors import StorageError, TessellaError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE
 from tessella_p2p.bridge.node_view import (
@@ -83,6 +83,16 @@ class LiveNodeView:
             )
             with trio.move_on_after(_REFRESH_S):
                 await changed.wait()
+
+    async def _count_proofs(self) -> None:
+        try:
+            counts = await self._run_blocking(self._log.counts)
+        except StorageError as error:
+            log.error("the proof log cannot be read", reason=str(error))
+            return
+        self._proofs = ProofCounts(
+            open=counts.open, pending=counts.pending, settled=counts.settled, held=counts.held, refused=counts.refused
+        )
 
     async def _read_credits(self) -> None:
         if self._roles.client is None:
