@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
+from simulations.observations import START_MS
 from simulations.recording import RecordingNetwork
-from tessella_p2p.base.errors import InvalidRequest
+from simulations.watching import Watch, WatchedLedger, WatchedOrchestrator
+from tessella_p2p.base.errors import InvalidRequest, StorageError
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.api import Finished, GenerateRequest
@@ -39,12 +42,14 @@ from tessella_p2p.wire.frames import DType
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.worker.service import Offer
 
+T = TypeVar("T")
+
 MODEL_ID = "toy"
 RECIPE = "f32"
 ROOT = hashlib.sha256(b"toy manifest").digest()
 CONTRACT = hashlib.sha256(b"toy contract").digest()
-START_MS = 1_750_000_000_000
-"""The date at which every simulation begins."""
+DEAD = "the process is dead"
+"""What a task of a killed process hears when it writes; it may log it, and nobody minds."""
 CLAIM_MB = 1024
 _MAP_BYTES = 64 << 20
 _ROW_S = 0.002
@@ -104,12 +109,14 @@ class MeshShape:
         layers: of the toy model.
         min_stages: how many stages the model is split into at least.
         bootstraps: bootstrap nodes.
+        dead_bootstraps: bootstrap addresses at which nobody answers; they stand before the others in every list.
         compute_s: virtual seconds of a turn's first row on every stage.
     """
 
     layers: int = 12
     min_stages: int = 3
     bootstraps: int = 1
+    dead_bootstraps: int = 0
     compute_s: float = _ROW_S
     checkpoint_s: float = 5.0
     hop_timeout_s: float = 10.0
@@ -129,6 +136,10 @@ class SimulatedNode:
     proof_log: ProofLog | None = None
     scope: trio.CancelScope | None = None
     starts: int = 0
+    dead: bool = False
+    """Its process was killed: nothing more of it is written."""
+    clients: dict[trio.CancelScope, None] = field(default_factory=dict)
+    """Who waits for answers of this process; they lose it with the process."""
     down: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
@@ -158,6 +169,7 @@ class SimulatedMesh:
     orchestrator_received: list[bytes] = field(default_factory=list)
     """Every byte that the orchestrator received, where ``shape.record`` asks for it."""
     bootstrap_addresses: list[str] = field(default_factory=list)
+    watch: Watch | None = None
     nodes: list[SimulatedNode] = field(default_factory=list)
 
     @property
@@ -173,7 +185,7 @@ class SimulatedMesh:
 
     async def start_bootstrap(self, index: int) -> None:
         """Start a bootstrap node."""
-        key = _key(self.seed, "bootstrap", index)
+        key = node_key(self.seed, "bootstrap", index)
         address = f"/ip4/10.254.0.{index + 1}/tcp/9070"
         self.bootstrap_addresses.append(f"{address}/p2p/{key.peer_id}")
         await self.nursery.start(self._run_bootstrap, key, address, random.Random(f"{self.seed} bootstrap {index}"))
@@ -198,7 +210,7 @@ class SimulatedMesh:
                 served = OrchestratedModel(MODEL_ID, ROOT, CONTRACT, self.shape.layers, {(RECIPE, ANY_DEVICE): terms})
                 sequencer = ClockSequencer(self.store.sequence_floor())
                 seen = RecordingNetwork(network, self.orchestrator_received) if self.shape.record else network
-                self.orchestrator = Orchestrator(
+                self.orchestrator = WatchedOrchestrator(
                     seen,
                     key,
                     self.date(),
@@ -209,8 +221,13 @@ class SimulatedMesh:
                     min_stages=self.shape.min_stages,
                     run_blocking=in_place,
                 )
-                await self.orchestrator.run(task_status=task_status)
-        self.orchestrator = None
+                self.orchestrator.watch = self.watch
+                try:
+                    await self.orchestrator.run(task_status=task_status)
+                finally:
+                    if self.watch is not None:
+                        self.watch.count(self.orchestrator.outcomes)
+                    self.orchestrator = None
 
     def crash_orchestrator(self) -> None:
         """End the orchestrator's process at once; its ledger stays."""
@@ -223,7 +240,7 @@ class SimulatedMesh:
         index = len(self.nodes)
         node = SimulatedNode(
             index,
-            _key(self.seed, "node", index),
+            node_key(self.seed, "node", index),
             self.folder / f"node-{index}",
             random.Random(f"{self.seed} node {index}"),
         )
@@ -240,7 +257,7 @@ class SimulatedMesh:
             trio.CancelScope() as scope,
             closing(ProofLog(node.folder / "proofs", _MAP_BYTES, sync=False)) as proof_log,
         ):
-            node.scope = scope
+            node.scope, node.dead = scope, False
             node.starts += 1
             node.down = trio.Event()
             try:
@@ -255,24 +272,41 @@ class SimulatedMesh:
     def crash_node(self, node: SimulatedNode) -> None:
         """End a node's process at once: nothing more is sent or written."""
         if node.scope is not None:
+            node.dead = True
             self.fabric.crash(node.peer_id)
+            self.stop_node(node)
+
+    def stop_node(self, node: SimulatedNode) -> None:
+        """Ask a node's process to end, as a daemon does when it is told to: it writes its proofs and says good-bye."""
+        for client in node.clients:
+            client.cancel()
+        if node.scope is not None:
             node.scope.cancel()
 
     def _surroundings(self, node: SimulatedNode, network: MemoryNetwork, proof_log: ProofLog) -> Surroundings:
+        start = node.starts
+
         async def load(layers: LayerRange) -> StageService:
             await trio.sleep(1.0 + node.rng.random())
             engine = ToyEngine(self.model, layers)
+            if self.watch is not None:
+                engine = self.watch.engine(engine, node.peer_id, start)
             first_s = self.shape.compute_s
             return StageService(engine, inline=True, compute_s=lambda rows: first_s * (1 + (rows - 1) / 10))
 
+        async def write(function: Callable[[], T], /) -> T:
+            if node.dead:
+                raise StorageError(DEAD)  # what its tasks still do after the kill leaves no trace
+            return await in_place(function)
+
         return Surroundings(
-            network=network,
+            network=network if self.watch is None else self.watch.network(network),
             key=node.key,
             clock=self.date(),
             sequencer=ClockSequencer(proof_log.sequence_floor()),
             rng=node.rng,
             random_bytes=node.rng.randbytes,
-            run_blocking=in_place,
+            run_blocking=write,
             proof_log=proof_log,
             load=load,
         )
@@ -293,7 +327,7 @@ class SimulatedMesh:
     async def wait_listed(self, node: SimulatedNode, timeout_s: float = 120.0) -> None:
         """Wait until ``node``, as an entry, has a complete route. Raises `trio.TooSlowError`."""
         with trio.fail_after(timeout_s):
-            while node.roles is None or not node.roles.entry.model_ids():
+            while node.roles is None or not node.roles.entry.model_ids():  # noqa: ASYNC110 - stages also fade with time alone
                 await trio.sleep(0.25)
 
     async def ask(self, node: SimulatedNode, prompt: Sequence[int], max_tokens: int) -> Finished:
@@ -317,8 +351,10 @@ class SimulatedMesh:
         return whole_model_tokens(self.model, prompt, max_tokens)
 
 
-def whole_model_tokens(model: ToyModel, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-    """Greedy tokens of a toy in one piece, without any network."""
+def whole_model_tokens(
+    model: ToyModel, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, seed: int = 0
+) -> tuple[int, ...]:
+    """The tokens of a toy in one piece, without any network."""
     engine = ToyEngine(model, LayerRange(0, model.layers), max_positions=len(prompt) + max_tokens)
     key = SessionKey(SessionId(bytes(16)), 0)
     engine.open_session(key, len(prompt) + max_tokens)
@@ -326,7 +362,7 @@ def whole_model_tokens(model: ToyModel, prompt: Sequence[int], max_tokens: int) 
     ids, position = list(prompt), 0
     while len(tokens) < max_tokens:
         body = b"".join(token.to_bytes(4, "little") for token in ids)
-        (answer,) = engine.forward([StepInput(key, position, len(ids), DType.U32, body, SampleAt(0.0, 0))])
+        (answer,) = engine.forward([StepInput(key, position, len(ids), DType.U32, body, SampleAt(temperature, seed))])
         assert isinstance(answer, Sampled)
         position += len(ids)
         ids = [answer.token_id]
@@ -334,22 +370,30 @@ def whole_model_tokens(model: ToyModel, prompt: Sequence[int], max_tokens: int) 
     return tuple(tokens)
 
 
-def _key(seed: int, role: str, index: int) -> NodeKey:
+def node_key(seed: int, role: str, index: int) -> NodeKey:
+    """The key that the ``index``-th node of a role has under a seed."""
     return NodeKey(hashlib.sha256(f"{seed} {role} {index}".encode()).digest())
 
 
 @asynccontextmanager
 async def simulate(
-    shape: MeshShape, seed: int, folder: Path, clock: VirtualClock, fabric: MemoryFabric | None = None
+    shape: MeshShape,
+    seed: int,
+    folder: Path,
+    clock: VirtualClock,
+    fabric: MemoryFabric | None = None,
+    watch: Watch | None = None,
 ) -> AsyncIterator[SimulatedMesh]:
     """A mesh with its bootstrap nodes and orchestrator running, and no node yet. Run it under ``clock``.
 
     Args:
         folder: an empty folder for ledgers and proof logs.
         fabric: what lies between the nodes; log-normal latencies with a median of 50 ms by default.
+        watch: looks into the mesh.
     """
     fabric = fabric or MemoryFabric(random.Random(f"{seed} network"), clock)
-    with closing(LedgerStore(folder / "ledger", _MAP_BYTES, sync=False)) as store:
+    with closing(WatchedLedger(folder / "ledger", _MAP_BYTES, sync=False)) as store:
+        store.watch = watch
         async with trio.open_nursery() as nursery:
             mesh = SimulatedMesh(
                 shape=shape,
@@ -360,8 +404,13 @@ async def simulate(
                 nursery=nursery,
                 model=ToyModel(shape.layers),
                 store=store,
-                orchestrator_key=_key(seed, "orchestrator", 0),
+                orchestrator_key=node_key(seed, "orchestrator", 0),
+                watch=watch,
             )
+            for index in range(shape.dead_bootstraps):
+                mesh.bootstrap_addresses.append(
+                    f"/ip4/10.253.0.{index + 1}/tcp/9070/p2p/{node_key(seed, 'dead', index).peer_id}"
+                )
             for index in range(shape.bootstraps):
                 await mesh.start_bootstrap(index)
             await mesh.start_orchestrator()

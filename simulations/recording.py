@@ -1,21 +1,24 @@
-"""A network that keeps what its node received: the evidence for what a role never sees."""
+"""Networks that look at what passes through them: a copy of what a node received, or the chains that it opens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.net.network import Handler, Network, NetworkEvent, Stream
+from tessella_p2p.wire import protocols
+from tessella_p2p.wire.envelope import decode_message, open_envelope
+from tessella_p2p.wire.frames import HEADER_BYTES, Kind, parse_header, parse_payload
+from tessella_p2p.wire.messages import CHAIN_OPEN, ChainOpen, OpenFrame
 
 
-class RecordingStream:
-    """A stream whose received bytes are kept; implements `net.network.Stream`."""
+class ForwardedStream:
+    """A stream that passes everything on; implements `net.network.Stream`."""
 
-    def __init__(self, stream: Stream, received: list[bytes]) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._received = received
 
     @property
     def peer(self) -> PeerId:
@@ -23,10 +26,8 @@ class RecordingStream:
         return self._stream.peer
 
     async def receive_some(self, max_bytes: int) -> bytes | bytearray | memoryview:
-        """Receive, and keep a copy."""
-        part = await self._stream.receive_some(max_bytes)
-        self._received.append(bytes(part))
-        return part
+        """See `net.network.Stream`."""
+        return await self._stream.receive_some(max_bytes)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """See `net.network.Stream`."""
@@ -45,17 +46,11 @@ class RecordingStream:
         await self._stream.reset()
 
 
-class RecordingNetwork:
-    """A network that keeps every byte that its node receives, on streams of either direction; implements `net.network.Network`.
+class ForwardedNetwork:
+    """A network that passes everything on; implements `net.network.Network`."""
 
-    Args:
-        network: does the work.
-        received: where the bytes go, in the order of their arrival.
-    """
-
-    def __init__(self, network: Network, received: list[bytes]) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._received = received
 
     @property
     def peer_id(self) -> PeerId:
@@ -77,15 +72,11 @@ class RecordingNetwork:
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """See `net.network.Network`."""
-        return RecordingStream(await self._network.open_stream(peer, protocol), self._received)
+        return await self._network.open_stream(peer, protocol)
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """See `net.network.Network`."""
-
-        async def recorded(stream: Stream) -> None:
-            await handler(RecordingStream(stream, self._received))
-
-        self._network.serve(protocol, recorded)
+        self._network.serve(protocol, handler)
 
     def connected_peers(self) -> tuple[PeerId, ...]:
         """See `net.network.Network`."""
@@ -98,3 +89,86 @@ class RecordingNetwork:
     async def disconnect(self, peer: PeerId) -> None:
         """See `net.network.Network`."""
         await self._network.disconnect(peer)
+
+
+class RecordingStream(ForwardedStream):
+    """A stream whose received bytes are kept."""
+
+    def __init__(self, stream: Stream, received: list[bytes]) -> None:
+        super().__init__(stream)
+        self._received = received
+
+    async def receive_some(self, max_bytes: int) -> bytes | bytearray | memoryview:
+        """Receive, and keep a copy."""
+        part = await self._stream.receive_some(max_bytes)
+        self._received.append(bytes(part))
+        return part
+
+
+class RecordingNetwork(ForwardedNetwork):
+    """A network that keeps every byte that its node receives, on streams of either direction: the evidence for what it never sees.
+
+    Args:
+        network: does the work.
+        received: where the bytes go, in the order of their arrival.
+    """
+
+    def __init__(self, network: Network, received: list[bytes]) -> None:
+        super().__init__(network)
+        self._received = received
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """See `net.network.Network`."""
+        return RecordingStream(await self._network.open_stream(peer, protocol), self._received)
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """See `net.network.Network`."""
+
+        async def recorded(stream: Stream) -> None:
+            await handler(RecordingStream(stream, self._received))
+
+        self._network.serve(protocol, recorded)
+
+
+class ChainTapStream(ForwardedStream):
+    """An outbound hop stream that tells of the chain-opens which leave on it."""
+
+    def __init__(self, stream: Stream, opened: Callable[[ChainOpen, PeerId], None]) -> None:
+        super().__init__(stream)
+        self._opened = opened
+        self._unparsed = bytearray()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Look at whole frames, then send."""
+        self._unparsed += data
+        while len(self._unparsed) >= HEADER_BYTES:
+            header = parse_header(self._unparsed[:HEADER_BYTES])
+            end = HEADER_BYTES + header.payload_bytes
+            if len(self._unparsed) < end:
+                break
+            if header.kind is Kind.OPEN:
+                frame = parse_payload(header, bytes(self._unparsed[HEADER_BYTES:end]))
+                envelope = open_envelope(
+                    decode_message(OpenFrame, bytes(frame.body)).open, domain=CHAIN_OPEN, now_ms=None
+                )
+                self._opened(envelope.message(ChainOpen), envelope.signer)
+            del self._unparsed[:end]
+        await self._stream.send_all(data)
+
+
+class ChainTapNetwork(ForwardedNetwork):
+    """A network that tells of every chain which its node opens or passes on.
+
+    Args:
+        network: does the work.
+        opened: called with each chain-open and the entry that signed it, just before it leaves.
+    """
+
+    def __init__(self, network: Network, opened: Callable[[ChainOpen, PeerId], None]) -> None:
+        super().__init__(network)
+        self._opened = opened
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """See `net.network.Network`."""
+        stream = await self._network.open_stream(peer, protocol)
+        return ChainTapStream(stream, self._opened) if protocol == protocols.HOP else stream
