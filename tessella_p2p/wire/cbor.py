@@ -12,6 +12,11 @@ from tessella_p2p.base.errors import MalformedMessage
 from tessella_p2p.base.limits import MAX_CBOR_DEPTH, MAX_CBOR_ITEMS, MAX_MESSAGE_BYTES
 
 _MAX_INT = 2**64 - 1
+# Major types (section 3.1), and the bytes of an argument by its code; 0 for codes that are not canonical.
+_NEGATIVE, _BYTES, _TEXT, _LIST, _MAP, _TAG, _SIMPLE = range(1, 8)
+_ARGUMENT_BYTES = (0,) * 24 + (1, 2, 4, 8, 0, 0, 0, 0)
+_SIMPLE_VALUES = (20, 21, 22, 25, 26, 27)
+"""False, true, null, and floats of 16, 32 and 64 bits."""
 
 
 def encode(value: object) -> bytes:
@@ -36,10 +41,7 @@ def decode(data: bytes | memoryview, max_bytes: int = MAX_MESSAGE_BYTES, max_ite
     _check_structure(raw, max_items)
     try:
         value: object = cbor2.loads(raw)
-        _check(value, MAX_CBOR_DEPTH)
         again = encode(value)
-    except MalformedMessage:
-        raise
     except (cbor2.CBORError, ValueError, TypeError, OverflowError, RecursionError, MemoryError, KeyError) as error:
         raise MalformedMessage(f"no canonical CBOR: {type(error).__name__}") from error
     if again != raw:
@@ -48,18 +50,21 @@ def decode(data: bytes | memoryview, max_bytes: int = MAX_MESSAGE_BYTES, max_ite
 
 
 def _check_structure(raw: bytes, max_items: int) -> None:
-    """Refuse nesting, numbers of values and tags before the decoder, written in another language, allocates or recurses."""
-    depth_limit = MAX_CBOR_DEPTH
-    pending: list[int] = []  # items left on each open level
+    """Walk over the encoding before the decoder, written in another language, allocates or recurses.
+
+    Refuses what no message uses: tags, keys that are no text, integers of over 64 bits, other simple values than false, true, null
+    and floats; and nesting and numbers of values beyond their bounds. Every message passes here, so it is one flat loop.
+    """
+    outer: list[tuple[int, bool]] = []
+    left, in_map = 1, False  # items left on this level, keys and values counted
     i, end = 0, len(raw)
     items_left = max_items
     while True:
-        while pending and pending[-1] == 0:
-            pending.pop()
-        if not pending and i:
-            if i != end:
-                raise MalformedMessage("bytes after the end of the message")
-            return
+        if not left:
+            if not outer:
+                break
+            left, in_map = outer.pop()
+            continue
         if i >= end:
             raise MalformedMessage("the message ends early")
         items_left -= 1
@@ -67,45 +72,31 @@ def _check_structure(raw: bytes, max_items: int) -> None:
             raise MalformedMessage(f"over {max_items} values in one message")
         major, info = raw[i] >> 5, raw[i] & 31
         i += 1
-        size = 0 if info < 24 else {24: 1, 25: 2, 26: 4, 27: 8}.get(info, -1)
-        if size < 0 or i + size > end:
-            raise MalformedMessage("indefinite lengths and reserved codes are not canonical")
-        argument = info if size == 0 else int.from_bytes(raw[i : i + size], "big")
-        i += size
-        if pending:
-            pending[-1] -= 1
-        if major in (2, 3):
+        argument = info
+        if info > 23:
+            size = _ARGUMENT_BYTES[info]
+            if size == 0 or i + size > end:
+                raise MalformedMessage("indefinite lengths and reserved codes are not canonical")
+            argument = int.from_bytes(raw[i : i + size], "big")
+            i += size
+        if in_map and major != _TEXT and not left & 1:
+            raise MalformedMessage("keys are text")
+        left -= 1
+        if major in (_BYTES, _TEXT):
             if argument > end - i:
                 raise MalformedMessage("a string runs over the end of the message")
             i += argument
-        elif major in (4, 5):
-            count = argument * (major - 3)
+        elif major in (_LIST, _MAP):
+            count = argument if major == _LIST else 2 * argument
             if count > end - i:
                 raise MalformedMessage("a list or map runs over the end of the message")
-            if len(pending) >= depth_limit:
-                raise MalformedMessage(f"nested deeper than {depth_limit} levels")
-            pending.append(count)
-        elif major == 6:
-            raise MalformedMessage("tags are not used")
-
-
-def _check(value: object, depth: int) -> None:
-    if value is None or isinstance(value, bool | float | str | bytes):
-        return
-    if isinstance(value, int):
-        if not -_MAX_INT <= value <= _MAX_INT:
+            if len(outer) >= MAX_CBOR_DEPTH:
+                raise MalformedMessage(f"nested deeper than {MAX_CBOR_DEPTH} levels")
+            outer.append((left, in_map))
+            left, in_map = count, major == _MAP
+        elif major == _TAG or (major == _SIMPLE and info not in _SIMPLE_VALUES):
+            raise MalformedMessage("tags and other simple values than false, true, null and floats are not used")
+        elif major == _NEGATIVE and argument == _MAX_INT:
             raise MalformedMessage("an integer of over 64 bits")
-        return
-    if depth == 0:
-        raise MalformedMessage("nested too deeply")
-    if isinstance(value, list):
-        for item in value:
-            _check(item, depth - 1)
-        return
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise MalformedMessage("keys are text")
-            _check(item, depth - 1)
-        return
-    raise MalformedMessage(f"values of type {type(value).__name__} are not used")
+    if i != end:
+        raise MalformedMessage("bytes after the end of the message")

@@ -121,9 +121,9 @@ def _quoted(text: str) -> str:
 def _tuples(value: object) -> object:
     """Lists as tuples: what frozen messages hold."""
     if isinstance(value, list):
-        return tuple(_tuples(item) for item in value)
+        return tuple([_tuples(item) if isinstance(item, list | dict) else item for item in value])
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
+        return {key: _tuples(item) if isinstance(item, list | dict) else item for key, item in value.items()}
     return value
 
 
