@@ -211,9 +211,14 @@ def build_swarm(key: NodeKey, *, fast: bool) -> GuardedSwarm:
 
 
 def quiet_libp2p() -> None:
-    """Drop the library's debug and info records: it formats them for every frame, and some name what it carries."""
+    """Drop the library's records below error: it formats them for every frame, and some name what it carries.
+
+    Its errors go where the process's logs go; by itself it keeps them from there.
+    """
     for name in ("libp2p", "multiaddr", "anyio_service"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.ERROR)
+        logger.propagate = True
 
 
 def describe(error: BaseException) -> str:
