@@ -125,20 +125,28 @@ def verify_stage(
         NotAuthorized: the lease is of an orchestrator that is not pinned, for another peer, model, recipe or range, or superseded.
     """
     signed = signed_stage(raw)
-    envelope, record = signed.envelope, signed.record
-    check_record_time(envelope, now_ms)
-    lease_envelope, lease = _signed_lease(record.lease)
-    if lease_envelope.signer not in pins:
-        raise NotAuthorized(f"{envelope.signer}'s lease is signed by {lease_envelope.signer}, which is not pinned here")
-    _check_lease(envelope, record, lease)
-    newest = (serials or {}).get((lease_envelope.signer, envelope.signer), 0)
-    if lease.serial < newest:
-        raise NotAuthorized(f"{envelope.signer}'s lease {lease.serial} is superseded by lease {newest}")
+    check_record_time(signed.envelope, now_ms)
+    stage, lease = _leased_stage(raw)
+    if stage.orchestrator not in pins:
+        raise NotAuthorized(f"{stage.peer_id}'s lease is signed by {stage.orchestrator}, which is not pinned here")
+    newest = (serials or {}).get((stage.orchestrator, stage.peer_id), 0)
+    if stage.lease_serial < newest:
+        raise NotAuthorized(f"{stage.peer_id}'s lease {stage.lease_serial} is superseded by lease {newest}")
     # Only the start of the lease's window is judged here; its end has the outage grace.
-    check_window("lease", lease_envelope.issued_at, max(lease_envelope.expires_at, now_ms + 1), now_ms)
-    if not lease_counts(lease_envelope.expires_at, now_ms, orchestrator_reachable=orchestrator_reachable):
-        raise Expired(f"{envelope.signer}'s lease expired {(now_ms - lease_envelope.expires_at) / 1000:.0f} s ago")
-    return VerifiedStage(
+    check_window("lease", lease.issued_at, max(lease.expires_at, now_ms + 1), now_ms)
+    if not lease_counts(lease.expires_at, now_ms, orchestrator_reachable=orchestrator_reachable):
+        raise Expired(f"{stage.peer_id}'s lease expired {(now_ms - lease.expires_at) / 1000:.0f} s ago")
+    return stage
+
+
+@lru_cache(maxsize=4096)
+def _leased_stage(raw: bytes) -> tuple[VerifiedStage, Envelope]:
+    """What of `verify_stage` depends on nothing but the bytes: the stage, and the envelope of the lease that grants it."""
+    signed = signed_stage(raw)
+    envelope, record = signed.envelope, signed.record
+    lease_envelope, lease = _signed_lease(record.lease)
+    _check_lease(envelope, record, lease)
+    stage = VerifiedStage(
         peer_id=envelope.signer,
         addresses=record.addresses,
         layers=LayerRange(*record.layers),
@@ -157,6 +165,7 @@ def verify_stage(
         expires_at=envelope.expires_at,
         raw=envelope.raw,
     )
+    return stage, lease_envelope
 
 
 def _check_lease(envelope: Envelope, record: StageRecord, lease: Lease) -> None:
