@@ -30,7 +30,7 @@ def daemon(ctx: click.Context, /, config_file: Path | None, **typed: Any) -> Non
     It serves a range of layers when the orchestrator assigns one, and is an entry for clients in any case.
     """
     config = configured(NodeConfig, config_file, _with_model(ctx, typed))
-    from tessella_p2p.node.runtime import run_daemon  # after the check: libp2p takes two seconds to import
+    from tessella_p2p.node.daemon import run_daemon  # after the check: libp2p takes two seconds to import
 
     _run(run_daemon, config)
 
@@ -44,7 +44,7 @@ def orchestrator(ctx: click.Context, /, config_file: Path | None, **typed: Any) 
     It admits workers, splits the model among them, mints tickets and keeps the ledger; it never sees a prompt, a token or a tensor.
     """
     config = configured(OrchestratorConfig, config_file, _with_model(ctx, typed))
-    from tessella_p2p.node.runtime import run_orchestrator
+    from tessella_p2p.node.orchestrator import run_orchestrator
 
     _run(run_orchestrator, config)
 
@@ -54,7 +54,7 @@ def orchestrator(ctx: click.Context, /, config_file: Path | None, **typed: Any) 
 def bootstrap(config_file: Path | None, **typed: Any) -> None:
     """Run a bootstrap node: others join the DHT through it."""
     config = configured(BootstrapConfig, config_file, typed)
-    from tessella_p2p.node.runtime import run_bootstrap
+    from tessella_p2p.node.bootstrap import run_bootstrap
 
     _run(run_bootstrap, config)
 

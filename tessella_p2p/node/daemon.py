@@ -1,0 +1,161 @@
+"""The node daemon, worker and entry (shell)."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from tessella_p2p.base.clock import SystemClock
+from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
+from tessella_p2p.bridge.app import create_app
+from tessella_p2p.bridge.server import serve
+from tessella_p2p.entry.codec import ArtifactCodec
+from tessella_p2p.entry.service import ServedModel
+from tessella_p2p.ledger.blocking import in_thread
+from tessella_p2p.ledger.proof_log import ProofLog
+from tessella_p2p.model.artifact import Artifact
+from tessella_p2p.model.recipe import RECIPES
+from tessella_p2p.net.libp2p_host import Libp2pNetwork
+from tessella_p2p.node.artifacts import open_artifact
+from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
+from tessella_p2p.node.config import NodeConfig
+from tessella_p2p.node.keystore import held_key
+from tessella_p2p.node.standing import come_up, open_network, save_sequences
+from tessella_p2p.node.view import LiveNodeView, NodeFacts
+from tessella_p2p.stages.service import StageService
+from tessella_p2p.wire.envelope import ClockSequencer
+from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.service import Offer
+
+_HTTP_DRAIN_S = 5.0
+
+
+async def run_daemon(config: NodeConfig) -> None:
+    """Be a worker and an entry until told to leave; then answers in flight finish, sessions end and their proofs are written.
+
+    Raises:
+        ConfigurationError, ArtifactError, StorageError: what the node cannot start without. An orchestrator or bootstrap
+            node that cannot be reached is no such thing: the node says so, retries, and serves what it can.
+    """
+    with held_key(config.keypair_path) as key, closing(ProofLog(_own_folder(config.data_dir, key))) as proof_log:
+        artifact = await open_artifact(config, config.models_dir)
+        sequencer = ClockSequencer(proof_log.sequence_floor())
+        with artifact:
+            async with (
+                open_network(config, key, config.p2p_host, config.p2p_port) as network,
+                trio.open_nursery() as nursery,
+            ):
+                around = _surroundings(config, key, network, sequencer, proof_log, artifact)
+                roles = NodeRoles(_plan(config, artifact), around)
+                view = LiveNodeView(_facts(config, key, artifact), roles, around.clock, proof_log, in_thread)
+                drain = trio.Event()
+                url = await nursery.start(
+                    partial(serve, create_app(roles.entry, view), config.api_host, config.api_port, drain=drain)
+                )
+                await nursery.start(roles.run)
+                nursery.start_soon(view.run)
+                nursery.start_soon(save_sequences, sequencer, proof_log)
+                leaving = await come_up(nursery, config, network, url)
+                await leaving.wait()
+                drain.set()
+                await _finish_answers(roles)
+                nursery.cancel_scope.cancel()
+
+
+def _own_folder(data_dir: Path, key: NodeKey) -> Path:
+    """Where this identity keeps its proofs: they are paid to the peer that signed them, so two keys may share a ``data_dir``."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return data_dir / "proofs" / key.peer_id
+
+
+async def _finish_answers(roles: NodeRoles) -> None:
+    """Give answers in flight a moment to end by themselves."""
+    with trio.move_on_after(_HTTP_DRAIN_S):
+        await roles.entry.idle()
+
+
+def _surroundings(
+    config: NodeConfig,
+    key: NodeKey,
+    network: Libp2pNetwork,
+    sequencer: ClockSequencer,
+    proof_log: ProofLog,
+    artifact: Artifact,
+) -> Surroundings:
+    async def load(layers: LayerRange) -> StageService:
+        from tessella_p2p.stages.loading import load_engine
+
+        engine = await trio.to_thread.run_sync(
+            partial(
+                load_engine,
+                artifact.path,
+                layers,
+                RECIPES[config.recipe],
+                threads=config.threads,
+                max_sessions=DEFAULT_MAX_SESSIONS,
+                max_positions=config.max_positions or min(DEFAULT_MAX_POSITIONS, artifact.config.context_length),
+            )
+        )
+        return StageService(engine)
+
+    return Surroundings(
+        network=network,
+        key=key,
+        clock=SystemClock(),
+        sequencer=sequencer,
+        rng=random.Random(),
+        random_bytes=os.urandom,
+        run_blocking=in_thread,
+        proof_log=proof_log,
+        load=load,
+    )
+
+
+def _plan(config: NodeConfig, artifact: Artifact) -> NodePlan:
+    orchestrator = config.orchestrator
+    offer = Offer(
+        model_id=artifact.model_id,
+        manifest_root=artifact.root,
+        contract_hash=artifact.contract_hash,
+        total_layers=artifact.config.layers,
+        recipe=config.recipe,
+        claim_mb=config.vram_mb,
+        device=config.device,
+        layers=config.layers,
+    )
+    return NodePlan(
+        model=ServedModel(
+            model_id=artifact.model_id,
+            codec=ArtifactCodec(artifact, SystemClock()),
+            manifest_root=artifact.root,
+            recipes=(config.recipe, *(name for name in RECIPES if name != config.recipe)),
+        ),
+        orchestrator=orchestrator.peer_id,
+        orchestrator_address=orchestrator.address,
+        offer=offer,
+        bootstrap=config.bootstrap,
+        kademlia_enabled=config.kademlia_enabled,
+        hop_timeout_s=config.p2p_inference_timeout_secs,
+        checkpoint_s=config.wal_checkpoint_interval_secs,
+        max_input_tokens=config.max_input_tokens,
+    )
+
+
+def _facts(config: NodeConfig, key: NodeKey, artifact: Artifact) -> NodeFacts:
+    return NodeFacts(
+        peer_id=key.peer_id,
+        model_id=artifact.model_id,
+        recipe=config.recipe,
+        hidden_size=artifact.config.hidden,
+        context_length=artifact.config.context_length,
+        device=config.device,
+        orchestrator=config.orchestrator.peer_id,
+        hop_timeout_s=config.p2p_inference_timeout_secs,
+        max_input_tokens=config.max_input_tokens,
+    )

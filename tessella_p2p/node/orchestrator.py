@@ -1,0 +1,77 @@
+"""The orchestrator daemon (shell)."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+
+import trio
+
+from tessella_p2p.base.clock import SystemClock
+from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
+from tessella_p2p.dht.service import Discovery
+from tessella_p2p.ledger.store import LedgerStore
+from tessella_p2p.model.artifact import Artifact
+from tessella_p2p.model.recipe import RECIPES
+from tessella_p2p.node.artifacts import open_artifact
+from tessella_p2p.node.config import OrchestratorConfig
+from tessella_p2p.node.keystore import held_key
+from tessella_p2p.node.model_terms import model_terms
+from tessella_p2p.node.standing import come_up, open_network, save_sequences
+from tessella_p2p.orchestrator.service import Orchestrator
+from tessella_p2p.orchestrator.terms import ANY_DEVICE
+from tessella_p2p.orchestrator.terms import ServedModel as OrchestratedModel
+from tessella_p2p.wire.envelope import ClockSequencer
+
+
+async def run_orchestrator(config: OrchestratorConfig) -> None:
+    """Admit, split, mint and settle, until told to leave. Everything acknowledged is in the ledger by then.
+
+    Raises:
+        ConfigurationError, ArtifactError, StorageError: what the node cannot start without.
+    """
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with held_key(config.keypair_path) as key, closing(LedgerStore(config.data_dir / "ledger")) as store:
+        artifact = await open_artifact(config, config.models_dir)
+        with artifact:
+            model = _orchestrated(artifact, config)
+        sequencer = ClockSequencer(store.sequence_floor())
+        async with (
+            open_network(config, key, config.p2p_host, config.p2p_port) as network,
+            trio.open_nursery() as nursery,
+        ):
+            orchestrator = Orchestrator(
+                network,
+                key,
+                SystemClock(),
+                store,
+                models=[model],
+                recipe=config.recipe,
+                min_stages=config.min_stages,
+                allow=frozenset(config.allow) or None,
+                sequencer=sequencer,
+            )
+            discovery = Discovery(
+                network, SystemClock(), random.Random(), pins=frozenset({key.peer_id}), bootstrap=config.bootstrap
+            )
+            await nursery.start(discovery.run)
+            await nursery.start(orchestrator.run)
+            nursery.start_soon(save_sequences, sequencer, store)
+            leaving = await come_up(nursery, config, network)
+            await leaving.wait()
+            nursery.cancel_scope.cancel()
+
+
+def _orchestrated(artifact: Artifact, config: OrchestratorConfig) -> OrchestratedModel:
+    positions = config.max_positions or min(DEFAULT_MAX_POSITIONS, artifact.config.context_length)
+    recipe = RECIPES[config.recipe]
+    terms = model_terms(
+        artifact.config, artifact.costs, recipe, num_sessions=DEFAULT_MAX_SESSIONS, max_positions=positions
+    )
+    return OrchestratedModel(
+        model_id=artifact.model_id,
+        manifest_root=artifact.root,
+        contract_hash=artifact.contract_hash,
+        total_layers=artifact.config.layers,
+        terms={(config.recipe, ANY_DEVICE): terms},
+    )
