@@ -253,20 +253,17 @@ class SimulatedMesh:
         await self.nursery.start(self._run_node, node)
 
     async def _run_node(self, node: SimulatedNode, task_status: trio.TaskStatus[None]) -> None:
-        with (
-            trio.CancelScope() as scope,
-            closing(ProofLog(node.folder / "proofs", _MAP_BYTES, sync=False)) as proof_log,
-        ):
-            node.scope, node.dead = scope, False
-            node.starts += 1
-            node.down = trio.Event()
-            try:
+        node.starts += 1
+        node.dead, node.down = False, trio.Event()
+        try:
+            with closing(ProofLog(node.folder / "proofs", _MAP_BYTES, sync=False)) as proof_log:
                 async with MemoryNetwork.open(self.fabric, node.peer_id) as network:
-                    node.proof_log = proof_log
-                    node.roles = NodeRoles(self._plan(), self._surroundings(node, network, proof_log))
-                    await node.roles.run(task_status=task_status)
-            finally:
-                node.roles = node.proof_log = None
+                    with trio.CancelScope() as scope:  # as in a daemon, the network outlives the roles
+                        node.scope, node.proof_log = scope, proof_log
+                        node.roles = NodeRoles(self._plan(), self._surroundings(node, network, proof_log))
+                        await node.roles.run(task_status=task_status)
+        finally:
+            node.roles = node.proof_log = None
         node.down.set()
 
     def crash_node(self, node: SimulatedNode) -> None:
