@@ -214,7 +214,7 @@ class Mesh:
             )
 
     async def wait_healthy(self, timeout_s: float) -> None:
-        """Wait until the entry lists the model: a complete route of ready stages.
+        """Wait until every worker is ready and the entry lists the model: a complete route of ready stages.
 
         Raises:
             MeshError: a process ended, or the time is up; says what every worker is doing.
@@ -222,13 +222,23 @@ class Mesh:
         try:
             with trio.fail_after(timeout_s):
                 async with httpx.AsyncClient(timeout=5.0) as client:
-                    while not await self._lists_model(client):
+                    while not (await self._all_ready(client) and await self._lists_model(client)):
                         for node in self.nodes:
                             self.check(node)
                         await trio.sleep(_POLL_S)
         except trio.TooSlowError:
             states = "\n".join(f"{node.name}:\n{node.log_tail()}" for node in self.workers)
             raise MeshError(f"the mesh is not healthy after {timeout_s:.0f} s\n{states}") from None
+
+    async def _all_ready(self, client: httpx.AsyncClient) -> bool:
+        for worker in self.workers:
+            try:
+                answer = await client.get(f"{worker.api_url}/status")
+            except httpx.TransportError:
+                return False
+            if answer.status_code != 200 or answer.json()["state"] != "ready":
+                return False
+        return True
 
     async def _lists_model(self, client: httpx.AsyncClient) -> bool:
         try:
