@@ -143,6 +143,21 @@ class EntryService:
                 return route
         raise no_route(self._model.model_id, self._stages(recipe or self._model.recipes[0], positions), total)
 
+    def _longest_route(self) -> Route:
+        """The route that holds the most positions. Raises `NoRoute`."""
+        route = self.find_route()
+        lengths = sorted({stage.max_positions for name in self._model.recipes for stage in self._stages(name, 1)})
+        low, high = 0, len(lengths)
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                route = self.find_route(lengths[middle])
+            except NoRoute:
+                high = middle
+            else:
+                low = middle + 1
+        return route
+
     def model_ids(self) -> tuple[str, ...]:
         """The model, while a complete route serves it."""
         try:
@@ -251,7 +266,7 @@ class EntryService:
         try:
             route = self.find_route(prompt_tokens + (wanted or 1))
         except NoRoute:
-            longest = self.find_route().max_positions
+            longest = self._longest_route().max_positions
             asked = "at least one more" if wanted is None else f"{wanted} more"
             raise PromptTooLong(
                 f"this route holds {longest} tokens; the prompt has {prompt_tokens} and {asked} are asked for"

@@ -11,7 +11,6 @@ import trio
 from tessella_p2p.base.errors import (
     NoRoute,
     Overloaded,
-    RefusalError,
     RemoteProtocolError,
     TessellaError,
     TransportError,
@@ -30,7 +29,7 @@ RECOVERY_S = 20.0
 """How long an answer that has begun waits for a new route."""
 MAX_REROUTES = 8
 _POLL_S = 0.25
-_LAST_PAUSE_S = 2.0
+_LAST_PAUSE_S = 8.0
 
 
 class SessionHost(Protocol):
@@ -197,22 +196,19 @@ class Session:
 
     async def _wait_for_route(self, error: TessellaError) -> Route:
         """A route without the peer at fault; any route, once waiting for another one has taken long enough."""
-        now = trio.current_time()
-        deadline = now + RECOVERY_S
-        # Who only refused is likely to be back soon; each time a little later.
-        pause_s = (
-            min(_POLL_S * 2 ** (self._epoch - 1), _LAST_PAUSE_S) if isinstance(error, RefusalError) else RECOVERY_S
-        )
+        began = trio.current_time()
+        # The peer at fault may be back, or be slandered: after a while, each time a longer one, it gets another chance.
+        pause_s = min(_POLL_S * 2 ** (self._epoch - 1), _LAST_PAUSE_S)
         while True:
             now = trio.current_time()
             try:
                 route = self._host.find_route(self._plan.max_positions, self._recipe)
             except NoRoute:
-                if now >= deadline:
+                if now >= began + RECOVERY_S:
                     raise
             else:
                 at_fault = {error.peer} - {self._host.peer_id, None}
-                if now >= deadline - RECOVERY_S + pause_s or all(s.peer_id not in at_fault for s in route.stages):
+                if now >= began + pause_s or all(stage.peer_id not in at_fault for stage in route.stages):
                     return route
             await trio.sleep(_POLL_S)
 

@@ -1,0 +1,251 @@
+"""What a tail can send an entry: the token that was asked for, and nothing that gets past it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.limits import (
+    CHECKPOINT_S,
+    RECEIPT_PATIENCE_S,
+    TOKEN_STREAM_DRAIN_S,
+    TOKEN_STREAM_OPEN_S,
+)
+from tessella_p2p.net.virtual_clock import VirtualClock
+from tessella_p2p.stages.opening import seal_capability
+from tessella_p2p.wire import messages as m
+from tessella_p2p.wire import protocols
+from tessella_p2p.wire.envelope import open_envelope
+from tessella_p2p.wire.frames import DType, Frame, Kind, TraceEntry, encode_frame
+from tests.entry.entry_world import ENTRY_KEY, PROMPT, WHOLE, RawSession, RawStage, entry_world
+from tests.worker.raw_peer import damaged, raw_peer
+
+HERE = len(PROMPT)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+async def test_an_honest_tail_is_believed_signed_for_and_closed(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(3)
+        session = await world.stages[0].session()
+        assert await session.known() == list(PROMPT)
+        tokens = await session.open_tokens()
+        await session.answer(tokens, HERE, [7, 8, 9])
+        await session.closed()
+        signed = await tokens.receive(Kind.RECEIPT)
+        receipt = open_envelope(
+            bytes(signed.body), m.RECEIPT, now_ms=None, audience=session.stage.peer.peer_id, signer=ENTRY_KEY.peer_id
+        ).message(m.ReceiptBody)
+        ids = b"".join(token.to_bytes(4, "little") for token in (7, 8, 9))
+        digest = hashlib.blake2b(ids, key=session.body.digest_key, digest_size=32).digest()
+        assert (receipt.positions, receipt.digest) == (HERE + 2, digest)
+        await asked.done.wait()
+        assert asked.token_ids == [7, 8, 9]
+        assert asked.finished is not None
+        assert not asked.finished.paid
+        await tokens.send(Frame(Kind.CLOSE, *session.key))
+        assert await tokens.ended()
+        assert not world.failures()
+
+
+WRONG_TOKENS: dict[str, Callable[[RawSession], bytes]] = {
+    "for a later position": lambda s: encode_frame(s.token(HERE + 1, 7)),
+    "for an earlier position": lambda s: encode_frame(s.token(HERE - 1, 7)),
+    "out of the vocabulary": lambda s: encode_frame(s.token(HERE, 1024)),
+    "twice": lambda s: encode_frame(s.token(HERE, 7)) + encode_frame(s.token(HERE, 7)),
+    "one more than was asked for": lambda s: encode_frame(s.token(HERE, 7)) + encode_frame(s.token(HERE + 1, 7)),
+    "of two rows": lambda s: encode_frame(s.token(HERE, 7, rows=2, body=bytes(8))),
+    "of another dtype": lambda s: encode_frame(s.token(HERE, 7, dtype=DType.F32)),
+    "of eight bytes": lambda s: encode_frame(s.token(HERE, 7, body=bytes(8))),
+    "without a trace": lambda s: encode_frame(s.token(HERE, 7, trace=())),
+    "with a longer trace": lambda s: encode_frame(s.token(HERE, 7, trace=(TraceEntry(1, 1, 1),) * 2)),
+    "of another session": lambda s: encode_frame(Frame(Kind.TOKEN, s.key[0], 9, 0, HERE, 1, DType.U32, body=bytes(4))),
+    "that is a step": lambda s: encode_frame(Frame(Kind.STEP, *s.key, 0, HERE, 1, DType.U32, body=bytes(4))),
+    "that is an error": lambda s: encode_frame(Frame(Kind.ERROR, *s.key, body=b"x")),
+    "that is a second open": lambda s: encode_frame(Frame(Kind.OPEN, *s.key, body=s.opened.capability)),
+    "damaged": lambda s: damaged(s.token(HERE, 7)),
+    "garbage": lambda s: b"\xff" * 48,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TOKENS.values(), ids=WRONG_TOKENS)
+async def test_a_wrong_token_costs_the_tail_its_session_and_the_client_sees_none_of_it(
+    clock: VirtualClock, wrong: Callable[[RawSession], bytes]
+) -> None:
+    async with entry_world(clock, [WHOLE, WHOLE]) as world:
+        liar, honest = world.stages
+        asked = world.ask(3, pause_s=0.5)
+        session = await liar.session()
+        await session.known()
+        tokens = await session.open_tokens()
+        await tokens.stream.send_all(wrong(session))
+        await session.closed()
+        again = await honest.session()
+        assert (again.body.session, again.body.epoch) == (session.body.session, 1)
+        known = await again.known()
+        assert known[:HERE] == list(PROMPT)
+        fresh = await again.open_tokens()
+        await again.answer(fresh, len(known), [7, 8, 9][len(known) - HERE :])
+        await asked.done.wait()
+        assert asked.error is None
+        assert asked.token_ids == [7, 8, 9]
+        assert world.failures() == {liar.peer.peer_id: 1}
+
+
+async def test_a_stolen_capability_opens_no_token_stream(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world, raw_peer(world.fabric, world.clock, "thief") as thief:
+        asked = world.ask(1)
+        session = await world.stages[0].session()
+        await session.known()
+        stolen = await thief.connect(ENTRY_KEY.peer_id, world.network.addresses, protocols.TOKENS)
+        await stolen.send(Frame(Kind.OPEN, *session.key, body=session.opened.capability), session.token(HERE, 666))
+        assert not await stolen.ended()
+        await session.answer(await session.open_tokens(), HERE, [7])
+        await asked.done.wait()
+        assert asked.token_ids == [7]
+        assert not world.failures()
+
+
+async def test_a_capability_is_good_for_one_stream(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(1)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        second = await session.open_tokens()
+        await second.send(session.token(HERE, 666))
+        assert not await second.ended()
+        await session.answer(tokens, HERE, [7])
+        await asked.done.wait()
+        assert asked.token_ids == [7]
+
+
+async def test_a_capability_of_another_epoch_session_or_signer_is_refused(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked, other = world.ask(1), world.ask(1)
+        first = await world.stages[0].session()
+        second = await world.stages[0].session(first.hop)
+        mine = world.stages[0].peer.key
+        forged = seal_capability(
+            mine, first.body, first.opened.open, sequence=1, now_ms=world.clock.unix_ms(), ttl_ms=60_000
+        )
+        for capability in (second.opened.capability, forged, b"none", first.opened.open):
+            refused = await first.open_tokens(capability)
+            assert not await refused.ended()
+        for session in (first, second):
+            await session.answer(await session.open_tokens(), HERE, [7])
+        await asked.done.wait()
+        await other.done.wait()
+        assert asked.token_ids == other.token_ids == [7]
+        refused = await first.open_tokens()
+        assert not await refused.ended(), "the session is over"
+
+
+async def test_a_token_stream_that_proves_nothing_in_time_is_reset(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        peer = world.stages[0].peer
+        silent = await peer.connect(ENTRY_KEY.peer_id, world.network.addresses, protocols.TOKENS)
+        began = trio.current_time()
+        assert not await silent.ended()
+        assert trio.current_time() - began == pytest.approx(TOKEN_STREAM_OPEN_S, abs=0.5)
+
+
+async def test_a_tail_may_not_keep_its_stream_for_ever(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(1)
+        session = await world.stages[0].session()
+        tokens = await session.open_tokens()
+        await session.known()
+        await session.answer(tokens, HERE, [7])
+        await asked.done.wait()
+        began = trio.current_time()
+        await world.entry.idle()
+        assert not await tokens.ended()
+        assert trio.current_time() - began <= TOKEN_STREAM_DRAIN_S + 1.0
+
+
+async def test_a_client_that_reads_slowly_still_has_its_tokens_signed_for(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(2, pause_s=3 * RECEIPT_PATIENCE_S)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        await session.answer(tokens, HERE, [7, 8])  # the second is asked for before the first is read
+        began = trio.current_time()
+        await tokens.receive(Kind.RECEIPT)
+        assert trio.current_time() - began <= CHECKPOINT_S + 1.0
+        await asked.done.wait()
+        assert asked.token_ids == [7, 8]
+        assert not world.failures()
+
+
+async def test_times_that_a_stage_makes_up_are_no_longer_than_the_step_was(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(2)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        huge = (TraceEntry(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),)
+        await tokens.send(session.token(HERE, 7, trace=huge))
+        await session.step()
+        await tokens.send(session.token(HERE + 1, 8, trace=huge))
+        await asked.done.wait()
+        assert asked.finished is not None
+        (hop,) = asked.finished.route
+        assert 0 <= hop.compute_ms <= hop.hop_ms <= 200.0
+        assert asked.finished.hop_added_ms_p50 is not None
+        assert asked.finished.hop_added_ms_p50 >= 0.0
+
+
+async def test_leaving_closes_the_chain_at_once_and_what_comes_after_is_ignored(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(50)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        await session.answer(tokens, HERE, [7])
+        await session.step()
+        asked.scope.cancel()
+        began = trio.current_time()
+        await session.closed()
+        assert trio.current_time() - began < 0.1
+        await tokens.send(session.token(HERE + 1, 8), Frame(Kind.CLOSE, *session.key))
+        assert await tokens.ended()
+        assert not world.failures()
+
+
+async def test_a_route_of_another_length_after_a_reroute_is_reported_as_it_is(clock: VirtualClock) -> None:
+    halves = [LayerRange(0, 3), LayerRange(3, 6)]
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(4)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        await session.answer(tokens, HERE, [7, 8])
+        await session.step()
+        async with (
+            raw_peer(world.fabric, world.clock, "head") as head,
+            raw_peer(world.fabric, world.clock, "t") as tail,
+        ):
+            for peer, layers in ((head, halves[0]), (tail, halves[1])):
+                peer.serve(protocols.HOP)
+                world.stages.append(RawStage(peer, layers))
+                world.announce(world.stages[-1])
+            await tokens.stream.reset()
+            again = await world.stages[1].session()
+            assert await again.known() == [*PROMPT, 7, 8]
+            as_tail = RawSession(world.stages[2], again.hop, again.opened, again.body)
+            await again.answer(await as_tail.open_tokens(), HERE + 2, [9, 10])
+            await asked.done.wait()
+        assert asked.error is None
+        assert asked.finished is not None
+        assert [hop.layers for hop in asked.finished.route] == halves
+        assert asked.finished.token_ids == (7, 8, 9, 10)
