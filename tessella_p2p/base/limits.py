@@ -200,6 +200,9 @@ MAX_MEMBERS = 4096
 """Workers that one orchestrator remembers."""
 REGISTRATION_GRACE_S = 60.0
 """How long a worker that loads its range may stay silent."""
+RESTORED_GRACE_S = 30.0
+"""How long after its own start an orchestrator waits for a worker that it knows from before. A worker that could not reach it has a
+request in flight (`ORCHESTRATOR_REQUEST_S`) and then a pause: a heartbeat's, or 15 s where it registers."""
 LEASE_SERIAL_BLOCK = 1024
 """Lease serials that one durable write reserves."""
 MAX_LISTED_STAGES = 256
@@ -274,3 +277,6 @@ MAX_PROOF_MARKS = 512
 """Marks of one proof; beyond them every second one is left out, then three of four, and so on."""
 HELD_RETRY_S = 24 * 3600.0
 """Held proofs are sent again after this."""
+OPENS_PER_S = 100.0
+OPEN_BURST = 200
+"""Chain-opens that one upstream may have verified."""

@@ -15,7 +15,8 @@ from tessella_p2p.base.errors import (
     TessellaError,
 )
 from tessella_p2p.base.ids import PeerId, SessionId
-from tessella_p2p.base.limits import MAX_HOP_STREAMS_PER_PEER, MAX_SESSIONS_PER_STAGE
+from tessella_p2p.base.limits import MAX_HOP_STREAMS_PER_PEER, MAX_SESSIONS_PER_STAGE, OPEN_BURST, OPENS_PER_S
+from tessella_p2p.dht.rate_limit import RateLimit
 from tessella_p2p.net.network import Stream
 from tessella_p2p.stages.faults import error_frame
 from tessella_p2p.stages.frame_link import FrameLink, LinkKey, Unread
@@ -38,6 +39,7 @@ class HopServer:
         self._fence = EpochFence()
         self._sessions: dict[LinkKey, StageSession] = {}
         self._streams: Counter[PeerId] = Counter()
+        self._opens: RateLimit[PeerId] = RateLimit(OPENS_PER_S, OPEN_BURST)  # each costs up to three signatures
         self._stage: tuple[StageService, StageIdentity] | None = None
         self._idle = trio.Event()
         self._idle.set()
@@ -110,6 +112,8 @@ class HopServer:
                 raise Overloaded("this node serves no stage right now: it is loading or draining")
             if len(self._sessions) >= MAX_SESSIONS_PER_STAGE:
                 raise Overloaded(f"this stage serves {len(self._sessions)} sessions already")
+            if not self._opens.allows(link.peer, trio.current_time()):
+                raise Overloaded(f"over {OPENS_PER_S:.0f} opens a second")
             stage, identity = self._stage
             opening = self._verified(link, frame, identity)
         except TessellaError as error:

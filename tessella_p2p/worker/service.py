@@ -17,7 +17,7 @@ from tessella_p2p.base.errors import (
     TransportError,
 )
 from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.base.limits import HEARTBEAT_S, RECORD_TTL_S
+from tessella_p2p.base.limits import GOSSIP_TICK_MAX_S, HEARTBEAT_S, RECORD_TTL_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.stages.opening import StageIdentity
@@ -222,9 +222,14 @@ class Worker:
     async def _drain(self, grace_s: float) -> None:
         """Tell the mesh, and let the open sessions end."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._discovery.publish_now)
+            nursery.start_soon(self._say_draining)
             await self.hops.drain(grace_s)
-            nursery.cancel_scope.cancel()
+
+    async def _say_draining(self) -> None:
+        with trio.move_on_after(_GOODBYE_S):
+            await self._discovery.publish_now()
+            if self._context.network.connected_peers():
+                await trio.sleep(GOSSIP_TICK_MAX_S)  # until the neighbours have it
 
     def _attach(self, stage: StageService, assignment: Assignment) -> None:
         offer = self._offer

@@ -10,7 +10,7 @@ import trio
 
 from tessella_p2p.base.errors import TransportError
 from tessella_p2p.base.ids import SessionId
-from tessella_p2p.base.limits import MAX_HOP_STREAMS_PER_PEER, MIB, SESSION_IDLE_S
+from tessella_p2p.base.limits import MAX_HOP_STREAMS_PER_PEER, MIB, OPEN_BURST, SESSION_IDLE_S
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import decode_message
@@ -210,6 +210,21 @@ async def test_one_peer_has_a_few_streams_however_many_it_opens(tmp_path: Path, 
         await pass_time(1.0)
         body = mesh.body()
         hop = await mesh.to_head()
+        tokens = await mesh.begin(hop, body)
+        assert await mesh.generate(hop, tokens, body, 3) == mesh.expected(3)
+
+
+async def test_a_flood_of_opens_is_refused_unverified(tmp_path: Path, clock: VirtualClock) -> None:
+    async with hostile_mesh(tmp_path, clock) as mesh:
+        hop = await mesh.to_head()
+        forged = Frame(
+            Kind.OPEN, SessionId(bytes(16)), 0, body=bytes(mesh.entry.open_frame(mesh.body()).body)[:-1] + b"\0"
+        )
+        await hop.send(*[forged] * (OPEN_BURST + 100))
+        codes = [(await hop.error()).code for _ in range(OPEN_BURST + 100)]
+        assert codes.count("overloaded") >= 80
+        await pass_time(1.0)
+        body = mesh.body()
         tokens = await mesh.begin(hop, body)
         assert await mesh.generate(hop, tokens, body, 3) == mesh.expected(3)
 

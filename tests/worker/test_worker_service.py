@@ -179,3 +179,31 @@ async def test_a_node_that_stops_drains_first_and_answers_go_on_elsewhere(tmp_pa
         await stopped.down.wait()
         listed = entry.roles.discovery.view.stages(ROOT, None, mesh.date().unix_ms())
         assert stopped.peer_id not in {stage.peer_id for stage in listed}, "its good-bye is heard at once"
+
+
+async def test_other_layers_are_served_after_a_drain_and_the_answers_are_the_same(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    async with running(tmp_path, clock) as mesh:
+        node = next(n for n in mesh.nodes if layers_of(n) == LayerRange(4, 8))
+        entry = next(n for n in mesh.nodes if n is not node)
+        newcomer = mesh.add_node()
+        await worker_of(node)._tell(m.Deregister())
+        await mesh.start_node(newcomer)  # it gets the layers before the node's next heartbeat
+        await eventually(lambda: layers_of(newcomer) == LayerRange(4, 8), timeout_s=3.0)
+        asked: list[int] = []
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                asked.extend((await mesh.ask(entry, PROMPT, 100)).token_ids)
+
+            nursery.start_soon(ask)
+            await eventually(lambda: layers_of(node) != LayerRange(4, 8), timeout_s=60.0)
+        assert tuple(asked) == mesh.expected(PROMPT, 100)
+        await eventually(lambda: worker_of(node).state == "ready")
+        assert (await mesh.ask(entry, PROMPT, 5)).token_ids == mesh.expected(PROMPT, 5)
+
+
+def layers_of(node: SimulatedNode) -> LayerRange | None:
+    assignment = worker_of(node).assignment
+    return assignment.layers if assignment is not None else None
