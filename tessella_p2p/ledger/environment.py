@@ -29,6 +29,7 @@ class Environment:
         tables: the names of the tables.
         map_size_bytes: the size to which the file may grow.
         schema: version of what the tables hold; another one on disk is refused, never guessed at.
+        since: the oldest version that this program reads as well: what it lacks are tables, which start empty. It becomes ``schema``.
         sync: False loses the latest commits when the machine (not the process) dies; for simulations.
 
     Raises:
@@ -36,7 +37,14 @@ class Environment:
     """
 
     def __init__(
-        self, path: Path, tables: tuple[str, ...], *, map_size_bytes: int, schema: int, sync: bool = True
+        self,
+        path: Path,
+        tables: tuple[str, ...],
+        *,
+        map_size_bytes: int,
+        schema: int,
+        since: int | None = None,
+        sync: bool = True,
     ) -> None:
         self.path = path
         self._map_size_bytes = map_size_bytes
@@ -58,7 +66,7 @@ class Environment:
             with self._typed_errors():
                 self._meta = self._env.open_db(b"meta")
                 self._tables = {name: self._env.open_db(name.encode()) for name in tables}
-            self._check_schema(schema)
+            self._check_schema(schema, schema if since is None else since)
         except StorageError:
             self.close()
             raise
@@ -90,10 +98,10 @@ class Environment:
                 f"{self.path} is in use by another process: stop that one, or name another folder"
             ) from error
 
-    def _check_schema(self, schema: int) -> None:
+    def _check_schema(self, schema: int, since: int) -> None:
         with self.write() as transaction:
             found = transaction.number("schema")
-            if found is None:
+            if found is None or since <= found < schema:
                 transaction.set_number("schema", schema)
             elif found != schema:
                 raise StorageError(

@@ -2,17 +2,21 @@
 
 A change, its effect on the state and nothing else are one transaction, durable before its answer is given: a process that dies at any
 point leaves the journal and the state of the same moment. So opening takes constant time, and `replay` only proves what is there.
+
+Beside the ledger it keeps what else an orchestrator may not forget: its workers' assignments, and the floors of serials and sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessella_p2p.base.errors import MalformedMessage, StorageError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import LEDGER_MAP_BYTES
+from tessella_p2p.base.limits import LEDGER_MAP_BYTES, MAX_MEMBERS
 from tessella_p2p.ledger.accounts import Account
+from tessella_p2p.ledger.assignments import Assignment, decode_assignment, encode_assignment
 from tessella_p2p.ledger.changes import JournalEntry, decode_entry, encode_entry
 from tessella_p2p.ledger.environment import Environment, Transaction
 from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms, verify_proof
@@ -21,8 +25,11 @@ from tessella_p2p.ledger.state import TABLE_NAMES, LedgerState
 from tessella_p2p.ledger.tables import DictTables
 from tessella_p2p.wire.messages import Settled
 
-SCHEMA = 1
+SCHEMA = 2
+"""2 added the assignments."""
+_OLDEST_SCHEMA = 1
 _JOURNAL = "journal"
+_ASSIGNMENTS = "assignments"
 _SERIAL_FLOOR = "lease_serial_floor"
 _SEQUENCE_FLOOR = "sequence_floor"
 _PAGE = 1024
@@ -50,7 +57,12 @@ class LedgerStore:
 
     def __init__(self, path: Path, map_size_bytes: int = LEDGER_MAP_BYTES, *, sync: bool = True) -> None:
         self._environment = Environment(
-            path, (_JOURNAL, *TABLE_NAMES), map_size_bytes=map_size_bytes, schema=SCHEMA, sync=sync
+            path,
+            (_JOURNAL, _ASSIGNMENTS, *TABLE_NAMES),
+            map_size_bytes=map_size_bytes,
+            schema=SCHEMA,
+            since=_OLDEST_SCHEMA,
+            sync=sync,
         )
 
     def close(self) -> None:
@@ -119,9 +131,31 @@ class LedgerStore:
         """Lease serials up to this one may have been used."""
         return self._number(_SERIAL_FLOOR)
 
-    def raise_serial_floor(self, value: int) -> None:
-        """Reserve lease serials up to ``value``; a lower value changes nothing."""
-        self._raise_number(_SERIAL_FLOOR, value)
+    def assignments(self) -> dict[PeerId, Assignment]:
+        """What `keep_assignments` kept, at most `MAX_MEMBERS`.
+
+        Raises:
+            StorageError: a row is damaged, or of a newer version.
+        """
+        with self._environment.read() as transaction:
+            rows = transaction.scan(_ASSIGNMENTS, b"", MAX_MEMBERS)
+        try:
+            return {PeerId(key.decode("ascii")): decode_assignment(row) for key, row in rows}
+        except (MalformedMessage, UnicodeDecodeError) as error:
+            raise StorageError(f"{self._environment.path} holds a damaged assignment: put a backup back") from error
+
+    def keep_assignments(self, changed: Mapping[PeerId, Assignment | None], serial_floor: int = 0) -> None:
+        """Replace the assignments of some peers (None: forget it) and reserve lease serials up to a floor, in one transaction.
+
+        A floor that is lower than the one before changes nothing.
+        """
+        with self._environment.write() as transaction:
+            _raise_number(transaction, _SERIAL_FLOOR, serial_floor)
+            for peer, assignment in changed.items():
+                if assignment is None:
+                    transaction.delete(_ASSIGNMENTS, peer.encode())
+                else:
+                    transaction.put(_ASSIGNMENTS, peer.encode(), encode_assignment(assignment))
 
     def sequence_floor(self) -> int:
         """Envelope sequences up to this one may have been used."""
@@ -129,16 +163,17 @@ class LedgerStore:
 
     def raise_sequence_floor(self, value: int) -> None:
         """Reserve envelope sequences up to ``value``; a lower value changes nothing."""
-        self._raise_number(_SEQUENCE_FLOOR, value)
+        with self._environment.write() as transaction:
+            _raise_number(transaction, _SEQUENCE_FLOOR, value)
 
     def _number(self, name: str) -> int:
         with self._environment.read() as transaction:
             return transaction.number(name) or 0
 
-    def _raise_number(self, name: str, value: int) -> None:
-        with self._environment.write() as transaction:
-            if value > (transaction.number(name) or 0):
-                transaction.set_number(name, value)
+
+def _raise_number(transaction: Transaction, name: str, value: int) -> None:
+    if value > (transaction.number(name) or 0):
+        transaction.set_number(name, value)
 
 
 class _Journal:

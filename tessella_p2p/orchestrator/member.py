@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.wire.messages import Acknowledged, Announce, Assigned, Deregister, Ready, Register
 
 
@@ -24,7 +25,8 @@ class MemberState(StrEnum):
 class Member:
     """One worker. ``record`` is its newest stage record, sealed; ``lease`` the newest lease, sealed.
 
-    ``claim_mb`` is 0 and ``device`` empty for a worker that was re-admitted by its lease after a restart of the orchestrator.
+    ``claim_mb`` is 0, ``device`` and ``addresses`` are empty for a worker that is known from before a restart of the orchestrator; its
+    record brings the addresses.
     """
 
     peer_id: PeerId
@@ -96,6 +98,14 @@ class RaiseSerialFloor:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepAssignment:
+    """Make durable what ``peer`` is assigned; None: that it is assigned nothing."""
+
+    peer: PeerId
+    assignment: Assignment | None
+
+
+@dataclass(frozen=True, slots=True)
 class SendAnswer:
     """Answer the request of the event."""
 
@@ -111,4 +121,4 @@ class TopologyChanged:
     after: MemberState
 
 
-MemberEffect = RaiseSerialFloor | SendAnswer | TopologyChanged
+MemberEffect = RaiseSerialFloor | KeepAssignment | SendAnswer | TopologyChanged

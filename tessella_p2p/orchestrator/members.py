@@ -5,10 +5,13 @@
                       └── missed announces ┴────────────────────────────────┤  └─ready─ DRAINING    │
                                                                             └── missed announces ───┘
     deregister, from any state ──▶ LEFT (remembered until its lease is over, so that it may get its range again)
+    restart of the orchestrator ──▶ PENDING_LOAD or, where the range was not held, OFFLINE
 
 Only HEALTHY members are listed. PENDING_LOAD counts as assigned for the allocator and as a hole for coverage; OFFLINE and LEFT are
 holes for both. Each lease has a serial; serials rise for ever, over restarts too: `RaiseSerialFloor` is to be durable before the answer
-that follows it leaves.
+that follows it leaves. So is `KeepAssignment`: an assignment outlives the orchestrator's process, and `restore` takes it up again.
+Until a restored member is heard it keeps its range, as one that loads; so nobody who registers first gets the layers of a worker that
+serves.
 
 The core does no I/O and knows no clock: `handle(event, now_ms)` returns effects, in the order in which they are to be run.
 """
@@ -16,7 +19,7 @@ The core does no I/O and knows no clock: `handle(event, now_ms)` returns effects
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tessella_p2p.base.errors import InvalidRequest, NotAuthorized, Overloaded, UnknownModel
@@ -31,11 +34,14 @@ from tessella_p2p.base.limits import (
     OFFLINE_AFTER_MISSED,
     REGISTRATION_GRACE_S,
 )
+from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.model.coverage import Coverage, walk
 from tessella_p2p.orchestrator.allocator import allocate, fits
+from tessella_p2p.orchestrator.assignments import ASSIGNED, kept, restored
 from tessella_p2p.orchestrator.member import (
     Announced,
     Deregistered,
+    KeepAssignment,
     Loaded,
     Member,
     MemberEffect,
@@ -58,10 +64,6 @@ _GRACE_MS = int(REGISTRATION_GRACE_S * 1000)
 _OFFLINE_MS = int(HEARTBEAT_S * OFFLINE_AFTER_MISSED * 1000)
 
 
-_ASSIGNED = (MemberState.PENDING_LOAD, MemberState.READY, MemberState.HEALTHY)
-_SERVING = (MemberState.READY, MemberState.HEALTHY)
-
-
 class Members:
     """The members of all served models.
 
@@ -81,7 +83,30 @@ class Members:
         self._serial = serial_floor
         self._durable_floor = serial_floor
         self._members: dict[PeerId, Member] = {}
+        self._kept: dict[PeerId, Assignment] = {}
         self._complete: set[tuple[bytes, str]] = set()
+
+    def restore(self, assignments: Mapping[PeerId, Assignment], now_ms: int) -> list[MemberEffect]:
+        """Take up what was durable when the orchestrator's process before ended; call it once, before the first event.
+
+        Args:
+            assignments: by peer, as `KeepAssignment` kept them.
+            now_ms: from here on a restored member has `RESTORED_GRACE_S` to say a word.
+
+        Returns:
+            what is to be forgotten: rows of another key, of a model that is not served any more, of leases that are long over.
+        """
+        effects: list[MemberEffect] = []
+        for peer, assignment in assignments.items():
+            member = restored(peer, assignment, self._models, self._key.peer_id, now_ms)
+            if member is None or len(self._members) >= MAX_MEMBERS:
+                effects.append(KeepAssignment(peer, None))
+                continue
+            self._members[peer] = member
+            self._kept[peer] = assignment
+            if assignment.mesh_complete:
+                self._complete.add((member.manifest_root, member.recipe))
+        return effects
 
     def handle(self, event: MemberEvent, now_ms: int) -> list[MemberEffect]:
         """Take one event in; an event that is refused changes nothing.
@@ -183,7 +208,7 @@ class Members:
         others = [
             member.layers
             for member in self._of(model.manifest_root, request.recipe)
-            if member.peer_id != peer and member.state in _ASSIGNED
+            if member.peer_id != peer and member.state in ASSIGNED
         ]
         before = self._members.get(peer)
         if (
@@ -191,7 +216,7 @@ class Members:
             and (before.manifest_root, before.recipe) == (model.manifest_root, request.recipe)
             and fits(terms, before.layers, request.claim_mb)
             and (wanted is None or wanted.contains(before.layers))
-            and any(hole.contains(before.layers) for hole in walk(others, model.total_layers).holes)
+            and _may_keep(before, others, model.total_layers)
         ):
             return before.layers
         return allocate(terms, others, request.claim_mb, min_stages=self._min_stages, wanted=wanted)
@@ -279,6 +304,7 @@ class Members:
                 continue
             if member.state in (MemberState.OFFLINE, MemberState.LEFT):
                 del self._members[member.peer_id]
+                effects += self._keep(member.peer_id, None)
             else:
                 effects += self._put(replace(member, state=MemberState.OFFLINE))
         return effects
@@ -355,22 +381,34 @@ class Members:
         group = (member.manifest_root, member.recipe)
         if group in self._complete:
             return []
-        members = [m for m in self._of(*group) if m.state in _ASSIGNED]
+        members = [m for m in self._of(*group) if m.state in ASSIGNED]
         if len(members) < self._min_stages:
             return []
         self._complete.add(group)
         effects: list[MemberEffect] = []
-        for ready in members:
-            if ready.state is MemberState.READY:
-                effects += self._put(replace(ready, state=MemberState.HEALTHY))
+        for one in members:
+            is_ready = one.state is MemberState.READY
+            effects += self._put(replace(one, state=MemberState.HEALTHY) if is_ready else one)
         return effects
 
     def _put(self, member: Member) -> list[MemberEffect]:
         before = self._members.get(member.peer_id)
         self._members[member.peer_id] = member
-        if before is not None and before.state is member.state:
+        complete = (member.manifest_root, member.recipe) in self._complete
+        effects = self._keep(member.peer_id, kept(member, mesh_complete=complete))
+        if before is None or before.state is not member.state:
+            effects.append(TopologyChanged(member.peer_id, None if before is None else before.state, member.state))
+        return effects
+
+    def _keep(self, peer: PeerId, assignment: Assignment | None) -> list[MemberEffect]:
+        """Keep what differs from what is kept already: most heartbeats change nothing on disk."""
+        if assignment == self._kept.get(peer):
             return []
-        return [TopologyChanged(member.peer_id, None if before is None else before.state, member.state)]
+        if assignment is None:
+            del self._kept[peer]
+        else:
+            self._kept[peer] = assignment
+        return [KeepAssignment(peer, assignment)]
 
     def _assigned(self, member: Member, now_ms: int) -> SendAnswer:
         return SendAnswer(
@@ -389,6 +427,16 @@ class Members:
 
 def _seen(member: Member, now_ms: int) -> Member:
     return replace(member, last_seen=now_ms, silent_until=max(member.silent_until, now_ms + _OFFLINE_MS))
+
+
+def _may_keep(before: Member, others: Sequence[LayerRange], total_layers: int) -> bool:
+    """Whether a worker that registers again gets its range again.
+
+    It does when nobody else has that, and while the range counts as its own; but a replica goes where a hole needs it.
+    """
+    if any(hole.contains(before.layers) for hole in walk(others, total_layers).holes):
+        return True
+    return before.state in ASSIGNED and not walk([*others, before.layers], total_layers).holes
 
 
 def _deadline(member: Member) -> int:

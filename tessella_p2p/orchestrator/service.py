@@ -31,6 +31,7 @@ from tessella_p2p.base.errors import (
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import HEARTBEAT_S, MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
 from tessella_p2p.ledger.accounts import Account
+from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.evidence import SettlementTerms
 from tessella_p2p.ledger.store import LedgerStore
@@ -41,8 +42,10 @@ from tessella_p2p.orchestrator.grants import Grants, GrantTerms, tier_of
 from tessella_p2p.orchestrator.member import (
     Announced,
     Deregistered,
+    KeepAssignment,
     Loaded,
     Member,
+    MemberEffect,
     MemberEvent,
     RaiseSerialFloor,
     Registered,
@@ -130,8 +133,9 @@ class Orchestrator:
         self._guard = ReplayGuard()
         self._grants = Grants(key, models, grant_terms)
         self._members = Members(key, models, min_stages=min_stages, serial_floor=store.serial_floor())
-        # Effects of one event run before the next event: a reserved serial is durable before a lease with it leaves.
+        # Effects of one event run before the next event: an assignment and its serial are durable before the lease leaves.
         self._members_lock = trio.Lock()
+        self._owed: dict[PeerId, Assignment | None] = {}
         self._owed_floor = 0
         layers = {model.manifest_root: model.total_layers for model in models}
         self._settlement = SettlementTerms(key.peer_id, layers)
@@ -143,7 +147,14 @@ class Orchestrator:
         """How often each peer was reported as failing: a counter, not a verdict."""
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. Requests that are being served end with their streams, durable changes stay whole."""
+        """Take up the assignments of the process before, then serve until cancelled.
+
+        Requests that are being served end with their streams, durable changes stay whole.
+
+        Raises:
+            StorageError: the assignments cannot be read.
+        """
+        await self._restore()
         self._network.serve(protocols.ORCHESTRATOR, self._serve)
         task_status.started()
         while True:
@@ -256,26 +267,41 @@ class Orchestrator:
     async def _member_event(self, event: MemberEvent) -> OrchestratorAnswer:
         answer: OrchestratorAnswer = Acknowledged()
         async with self._members_lock:
-            await self._raise_serial_floor(self._owed_floor)
-            for effect in self._members.handle(event, self._clock.unix_ms()):
+            await self._write_owed()
+            effects = self._members.handle(event, self._clock.unix_ms())
+            self._owe(effects)
+            await self._write_owed()
+            for effect in effects:
                 match effect:
-                    case RaiseSerialFloor(value):
-                        await self._raise_serial_floor(value)
                     case SendAnswer(body):
                         answer = body
                     case TopologyChanged():
                         _LOG.info("member_changed", peer=effect.peer, before=effect.before, after=effect.after)
         return answer
 
-    async def _raise_serial_floor(self, value: int) -> None:
-        """Make a floor durable; one that could not be written is owed, and no lease leaves before it is."""
-        if not value:
+    async def _restore(self) -> None:
+        assignments = await self._run_blocking(self._store.assignments)
+        async with self._members_lock:
+            self._owe(self._members.restore(assignments, self._clock.unix_ms()))
+        if assignments:
+            _LOG.info("members_restored", known=len(self._members.members()), forgotten=len(self._owed))
+
+    def _owe(self, effects: Sequence[MemberEffect]) -> None:
+        """Note what has to be durable before any of the effects counts; the core counts on it from here on."""
+        for effect in effects:
+            match effect:
+                case RaiseSerialFloor(value):
+                    self._owed_floor = value
+                case KeepAssignment(peer, assignment):
+                    self._owed[peer] = assignment
+
+    async def _write_owed(self) -> None:
+        """Make durable what is owed, in one transaction; what could not be written stays owed, and no answer leaves before it is."""
+        if not self._owed and not self._owed_floor:
             return
-        self._owed_floor = value
-        # Shielded: the core counts on the floor from here on.
         with trio.CancelScope(shield=True):
-            await self._run_blocking(lambda: self._store.raise_serial_floor(value))
-        self._owed_floor = 0
+            await self._run_blocking(lambda: self._store.keep_assignments(self._owed, self._owed_floor))
+        self._owed, self._owed_floor = {}, 0
 
     async def _grant(self, peer: PeerId, request: SessionGrant) -> OrchestratorAnswer:
         account = await self._run_blocking(lambda: self._store.account(peer))

@@ -11,8 +11,10 @@ import pytest
 
 from tessella_p2p.base.errors import StorageError
 from tessella_p2p.ledger.accounts import ISSUANCE
+from tessella_p2p.ledger.assignments import Assignment, encode_assignment
 from tessella_p2p.ledger.environment import Environment
 from tessella_p2p.ledger.store import SCHEMA, LedgerStore
+from tessella_p2p.wire import cbor
 from tests.ledger.proving import NOW, ROUTE, TERMS, WEEK, credits_for, proof_body, seal_proof
 from tests.ledger.test_settlement import TEN_LAYERS
 
@@ -70,13 +72,76 @@ def test_expired_tickets_are_forgotten_on_disk_too(tmp_path: Path) -> None:
 
 def test_floors_rise_and_never_fall(tmp_path: Path) -> None:
     store = LedgerStore(tmp_path / "ledger")
-    store.raise_serial_floor(5)
-    store.raise_serial_floor(3)
+    store.keep_assignments({}, 5)
+    store.keep_assignments({}, 3)
     store.raise_sequence_floor(2**60)
     store.close()
     store = LedgerStore(tmp_path / "ledger")
     assert (store.serial_floor(), store.sequence_floor()) == (5, 2**60)
     store.close()
+
+
+ROW = Assignment(lease=b"sealed", holds_range=True, mesh_complete=False)
+PEERS = [stage.key.peer_id for stage in ROUTE]
+
+
+def test_assignments_are_kept_replaced_and_forgotten_over_a_restart(tmp_path: Path) -> None:
+    newer = Assignment(lease=b"newer", holds_range=False, mesh_complete=True)
+    store = LedgerStore(tmp_path / "ledger")
+    assert store.assignments() == {}
+    store.keep_assignments(dict.fromkeys(PEERS, ROW), 7)
+    store.keep_assignments({PEERS[0]: newer, PEERS[1]: None})
+    store.close()
+    store = LedgerStore(tmp_path / "ledger")
+    assert store.assignments() == {PEERS[0]: newer, PEERS[2]: ROW}
+    assert store.serial_floor() == 7
+    assert store.content() == store.replay().content() == {}
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"",
+        b"junk",
+        encode_assignment(ROW) + b"\0",
+        encode_assignment(ROW)[:-1],
+        cbor.encode({"lease": b"sealed", "holds_range": True}),
+        cbor.encode({"lease": b"sealed", "holds_range": 1, "mesh_complete": False}),
+        cbor.encode({"lease": b"", "holds_range": True, "mesh_complete": False}),
+        cbor.encode({"lease": bytes(65 * 1024), "holds_range": True, "mesh_complete": False}),
+        cbor.encode({"lease": b"sealed", "holds_range": True, "mesh_complete": False, "more": 1}),
+    ],
+)
+def test_a_damaged_assignment_is_refused_by_name(tmp_path: Path, row: bytes) -> None:
+    environment = Environment(tmp_path / "ledger", ("assignments",), map_size_bytes=1 << 20, schema=SCHEMA)
+    with environment.write() as transaction:
+        transaction.put("assignments", PEERS[0].encode(), row)
+    environment.close()
+    store = LedgerStore(tmp_path / "ledger")
+    with pytest.raises(StorageError, match="damaged assignment"):
+        store.assignments()
+    store.close()
+
+
+def test_no_more_assignments_are_read_than_there_may_be_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessella_p2p.ledger.store.MAX_MEMBERS", 2)
+    store = LedgerStore(tmp_path / "ledger")
+    store.keep_assignments(dict.fromkeys(PEERS, ROW))
+    assert len(store.assignments()) == 2
+    store.close()
+
+
+def test_a_ledger_from_before_assignments_is_taken_over(tmp_path: Path) -> None:
+    Environment(tmp_path / "ledger", ("journal",), map_size_bytes=1 << 20, schema=1).close()
+    for _ in range(2):
+        store = LedgerStore(tmp_path / "ledger")
+        assert store.assignments() == {}
+        store.close()
+    with pytest.raises(StorageError, match=f"schema version {SCHEMA}.*version 1"):
+        Environment(tmp_path / "ledger", ("journal",), map_size_bytes=1 << 20, schema=1)
 
 
 def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:

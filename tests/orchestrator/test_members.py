@@ -200,7 +200,7 @@ def test_a_silent_worker_goes_offline_its_range_is_a_hole_and_it_comes_back() ->
     members.handle(TimePassed(), NOW + MINUTE + 14_999)
     assert state_of(members, silent) is MemberState.HEALTHY
     effects = members.handle(TimePassed(), NOW + MINUTE + 15_000)
-    assert effects == [TopologyChanged(silent.peer, MemberState.HEALTHY, MemberState.OFFLINE)]
+    assert effects[-1] == TopologyChanged(silent.peer, MemberState.HEALTHY, MemberState.OFFLINE)
     assert members.coverage(ROOT, RECIPE).holes == (silent.layers,)
     assert len(members.listed(ROOT, NOW + MINUTE + 15_000)) == 1
     silent.announce(NOW + MINUTE + 20_000)
@@ -305,6 +305,26 @@ def test_the_same_worker_gets_its_range_again_while_it_is_free() -> None:
     workers[1].register(NOW + 1000)
     assert workers[1].layers == before
     assert state_of(members, workers[1]) is MemberState.PENDING_LOAD
+
+
+def test_a_replica_that_registers_again_keeps_its_range_and_gets_a_new_lease() -> None:
+    members, _ = mesh(3)
+    replica = PaperWorker(members, "replica")
+    replica.register(claim_mb=MODEL.terms_for(RECIPE, "cpu").claim_mb(LayerRange(2, 10)), layers=(2, 8))
+    layers, serial = replica.layers, replica.serial
+    replica.register(NOW + 1000)
+    assert replica.layers == layers
+    assert replica.serial > serial
+
+
+def test_a_replica_that_registers_again_fills_a_hole() -> None:
+    members, workers = mesh(3)
+    replica = PaperWorker(members, "replica")
+    replica.register()
+    lost = next(worker for worker in workers if worker.layers != replica.layers)
+    members.handle(Deregistered(lost.peer, Deregister()), NOW)
+    replica.register(NOW + 1000)
+    assert replica.layers == lost.layers
 
 
 def test_a_worker_that_left_gets_its_range_again_while_it_is_free() -> None:

@@ -24,7 +24,7 @@ from tessella_p2p.base.errors import (
     UnknownModel,
 )
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import LEASE_SERIAL_BLOCK, REQUEST_TTL_MS
+from tessella_p2p.base.limits import HEARTBEAT_S, LEASE_SERIAL_BLOCK, REQUEST_TTL_MS, RESTORED_GRACE_S
 from tessella_p2p.ledger.accounts import ISSUANCE
 from tessella_p2p.ledger.blocking import in_place
 from tessella_p2p.ledger.client import OrchestratorClient
@@ -282,6 +282,50 @@ def test_lease_serials_rise_over_a_restart(tmp_path: Path) -> None:
         run_bench(scenario, tmp_path)
     assert serials == sorted(set(serials))
     assert serials[1] > LEASE_SERIAL_BLOCK
+
+
+def test_a_worker_that_is_restarted_with_the_orchestrator_gets_its_own_range(tmp_path: Path) -> None:
+    """It registers before the other two, which serve on under their leases, have been heard again."""
+    names = ("worker 0", "worker 1", "worker 2")
+    leases: dict[str, bytes] = {}
+
+    async def before(made: Bench) -> None:
+        for name in names:
+            _, leases[name] = await serve_stage(made, name)
+        assert made.orchestrator.coverage(ROOT).health == "healthy"
+
+    async def after(made: Bench) -> None:
+        restarted = await made.client("worker 1")
+        assigned = await restarted.ask(register(), Assigned)
+        assert assigned.layers == lease_of(leases["worker 1"]).layers
+        assert lease_of(assigned.lease).serial > max(lease_of(lease).serial for lease in leases.values())
+        leases["worker 1"] = assigned.lease
+        for name in names:
+            client = await made.client(name)
+            record = stage_record(key_of(name), leases[name], now_ms=made.clock.unix_ms())
+            await client.ask(Ready(serial=lease_of(leases[name]).serial, record=record), Acknowledged)
+        stages = await restarted.ask(ListStages(), Stages)
+        assert (stages.health, len(stages.records)) == ("healthy", 3)
+
+    run_bench(before, tmp_path, min_stages=3)
+    run_bench(after, tmp_path, min_stages=3)
+
+
+def test_the_range_of_a_worker_that_never_comes_back_is_given_away(tmp_path: Path) -> None:
+    lost: list[tuple[int, int]] = []
+
+    async def before(made: Bench) -> None:
+        for name in ("worker 0", "worker 1"):
+            _, lease = await serve_stage(made, name)
+            lost.append(lease_of(lease).layers)
+
+    async def after(made: Bench) -> None:
+        await trio.sleep(RESTORED_GRACE_S + HEARTBEAT_S + 1.0)
+        heirs = [await (await made.client(f"heir {i}")).ask(register(), Assigned) for i in range(2)]
+        assert [heir.layers for heir in heirs] == lost
+
+    run_bench(before, tmp_path, min_stages=2)
+    run_bench(after, tmp_path, min_stages=2)
 
 
 def test_no_lease_leaves_before_its_serial_is_durable(tmp_path: Path) -> None:
