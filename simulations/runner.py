@@ -21,6 +21,7 @@ import trio
 
 from simulations.checkers import check
 from simulations.driving import Driver
+from simulations.hostile import hostile_peers
 from simulations.mesh import DEAD, MeshShape, node_key, simulate
 from simulations.observations import Observations
 from simulations.plan import join_times, plan_faults, plan_requests
@@ -70,11 +71,15 @@ def run_scenario(scenario: Scenario, replay: str = "", progress: Progress | None
         replay: the command line that the report names.
         progress: called every few virtual seconds while it runs.
     """
-    seen = observe(scenario, progress)
+    seen = observe(scenario, progress or _show_nothing)
     return report_of(seen, scenario, check(seen, scenario), replay)
 
 
-def observe(scenario: Scenario, progress: Progress | None = None) -> Observations:
+def _show_nothing(_driver: Driver) -> None:
+    """The progress of a run that nobody watches."""
+
+
+def observe(scenario: Scenario, progress: Progress = _show_nothing) -> Observations:
     """Run a scenario in virtual time; what was seen of it."""
     clock = VirtualClock()
     failures: list[str] = []
@@ -84,7 +89,7 @@ def observe(scenario: Scenario, progress: Progress | None = None) -> Observation
     return seen
 
 
-async def _run(scenario: Scenario, folder: Path, clock: VirtualClock, progress: Progress | None) -> Observations:
+async def _run(scenario: Scenario, folder: Path, clock: VirtualClock, progress: Progress) -> Observations:
     seed = scenario.seed
     latency = log_normal_latency(scenario.network.latency_ms / 1000, scenario.network.sigma)
     fabric = MemoryFabric(random.Random(f"{seed} network"), clock, latency, scenario.network.loss)
@@ -93,6 +98,9 @@ async def _run(scenario: Scenario, folder: Path, clock: VirtualClock, progress: 
     async with simulate(_shape(scenario), seed, folder, clock, fabric, watch) as mesh:
         driver = Driver(mesh, seen)
         async with trio.open_nursery() as nursery:
+            for liar in hostile_peers(mesh, scenario.liars.count, scenario.liars.kinds):
+                seen.hostile.append(liar.key.peer_id)
+                nursery.start_soon(liar.run)
             nursery.start_soon(driver.join, join_times(scenario, random.Random(f"{seed} joins")))
             nursery.start_soon(driver.inflict, plan_faults(scenario, random.Random(f"{seed} faults")))
             if scenario.load is not None:
@@ -100,8 +108,7 @@ async def _run(scenario: Scenario, folder: Path, clock: VirtualClock, progress: 
                 nursery.start_soon(driver.ask, plan_requests(scenario.load, mesh.model.vocabulary, rng))
             nursery.start_soon(driver.look_up, scenario.lookups_per_s, random.Random(f"{seed} lookups"))
             nursery.start_soon(driver.sample)
-            if progress is not None:
-                nursery.start_soon(_tick, progress, driver)
+            nursery.start_soon(_tick, progress, driver)
             await trio.sleep_until(scenario.duration_s)
             driver.note_end()
             nursery.cancel_scope.cancel()
@@ -122,6 +129,7 @@ def _shape(scenario: Scenario) -> MeshShape:
 
 
 async def _tick(progress: Progress, driver: Driver) -> NoReturn:
+    # It runs whether anybody watches or not: one task more would be another order of tasks, and another run.
     while True:
         progress(driver)
         await trio.sleep(_PROGRESS_S)
