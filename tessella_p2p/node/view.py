@@ -68,29 +68,22 @@ class LiveNodeView:
         read_at = -math.inf
         while True:
             changed = self._roles.proofs.changed
-            counts = await self._run_blocking(self._log.counts)
+            counts = await self._count_proofs()
             if counts.settled != self._proofs.settled or trio.current_time() >= read_at + _REFRESH_S:
-                await (
-                    self._read_credits()
-                )  # before the counts show, so that what is settled is in the balance shown with it
+                await self._read_credits()  # first, so that what shows as settled is in the balance that shows
                 read_at = trio.current_time()
-            self._proofs = ProofCounts(
-                open=counts.open,
-                pending=counts.pending,
-                settled=counts.settled,
-                held=counts.held,
-                refused=counts.refused,
-            )
+            self._proofs = counts
             with trio.move_on_after(_REFRESH_S):
                 await changed.wait()
 
-    async def _count_proofs(self) -> None:
+    async def _count_proofs(self) -> ProofCounts:
+        """How many proofs are in which state; as last time, when the log cannot be read."""
         try:
             counts = await self._run_blocking(self._log.counts)
         except StorageError as error:
             log.error("the proof log cannot be read", reason=str(error))
-            return
-        self._proofs = ProofCounts(
+            return self._proofs
+        return ProofCounts(
             open=counts.open, pending=counts.pending, settled=counts.settled, held=counts.held, refused=counts.refused
         )
 
