@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import trio
 
-from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import (
     CacheMiss,
     CapabilityRefused,
@@ -24,8 +23,6 @@ from tessella_p2p.base.errors import (
 )
 from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import (
-    CHECKPOINT_S,
-    HOP_TIMEOUT_S,
     MAX_ADDRESSES,
     MAX_OPEN_ADDRESS_BYTES,
     MAX_QUEUED_STEPS,
@@ -33,61 +30,21 @@ from tessella_p2p.base.limits import (
     REQUEST_TTL_MS,
     SESSION_IDLE_S,
 )
+from tessella_p2p.entry.plan import EntryContext, SessionPlan, Token
 from tessella_p2p.entry.routes import Route
-from tessella_p2p.net.network import Network
 from tessella_p2p.stages.faults import error_of
 from tessella_p2p.stages.frame_link import FrameLink
-from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.opening import open_hash, seal_capability, verify_capability
 from tessella_p2p.stages.work import seal_receipt
 from tessella_p2p.wire import messages as m
-from tessella_p2p.wire.envelope import Sequencer, encode_message, seal
+from tessella_p2p.wire.envelope import encode_message, seal
 from tessella_p2p.wire.frames import DType, Flag, Frame, Header, Kind, TraceEntry
-from tessella_p2p.wire.keys import NodeKey
 
 _TOKEN_BYTES = DType.U32.size
 _EXPLAIN_S = 1.0
 """From the tail's good-bye to the error that explains it."""
 REROUTABLE = (TransportError, RemoteProtocolError, StaleEpoch, CacheMiss, Overloaded)
 """What may end a chain. Another route may do better after any of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class EntryContext:
-    """What every session of an entry shares."""
-
-    network: Network
-    key: NodeKey
-    clock: WallClock
-    sequencer: Sequencer
-    links: HopLinks
-    random_bytes: Callable[[int], bytes]
-    hop_timeout_s: float = HOP_TIMEOUT_S
-    checkpoint_s: float = CHECKPOINT_S
-
-
-@dataclass(frozen=True, slots=True)
-class SessionPlan:
-    """What stays the same over all epochs of a session."""
-
-    session: SessionId
-    request_id: str
-    model_id: str
-    manifest_root: bytes
-    vocabulary: int
-    max_positions: int
-    sampling: m.Sampling
-    digest_key: bytes
-    ticket: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One token from the tail: its id, the step's wall time at the entry, and each stage's times."""
-
-    token_id: int
-    wall_us: int
-    trace: tuple[TraceEntry, ...]
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from statistics import median
 
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.entry.api import HopReport
-from tessella_p2p.entry.chain import Token
+from tessella_p2p.entry.plan import Token
 from tessella_p2p.entry.routes import Route
 
 _STEPS_KEPT = 4096

@@ -25,8 +25,9 @@ from tessella_p2p.dht.service import Discovery
 from tessella_p2p.dht.stage_records import VerifiedStage
 from tessella_p2p.entry.api import GenerateRequest, Prepared
 from tessella_p2p.entry.blame import Blame
-from tessella_p2p.entry.chain import Chain, EntryContext, SessionPlan
+from tessella_p2p.entry.chain import Chain
 from tessella_p2p.entry.codec import PromptCodec
+from tessella_p2p.entry.plan import EntryContext, SessionPlan
 from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable

@@ -17,8 +17,9 @@ from tessella_p2p.base.errors import (
 )
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, GenerationEvent, Prepared
-from tessella_p2p.entry.chain import REROUTABLE, Chain, SessionPlan
+from tessella_p2p.entry.chain import REROUTABLE, Chain
 from tessella_p2p.entry.codec import PromptCodec
+from tessella_p2p.entry.plan import SessionPlan
 from tessella_p2p.entry.report import Timing, hop_added_ms_p50, hop_reports
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.text import StopFilter

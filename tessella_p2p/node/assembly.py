@@ -12,7 +12,7 @@ from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
 from tessella_p2p.dht.service import Discovery
-from tessella_p2p.entry.chain import EntryContext
+from tessella_p2p.entry.plan import EntryContext
 from tessella_p2p.entry.service import EntryService, ServedModel
 from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.client import OrchestratorClient
@@ -22,9 +22,9 @@ from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.envelope import Sequencer
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.context import StageContext
 from tessella_p2p.worker.proofs import ProofWriter
 from tessella_p2p.worker.service import Offer, Worker
-from tessella_p2p.worker.stage_session import StageContext
 
 
 @dataclass(frozen=True, slots=True)

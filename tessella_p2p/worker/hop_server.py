@@ -26,7 +26,8 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import decode_message
 from tessella_p2p.wire.frames import Frame, Header, Kind
-from tessella_p2p.worker.stage_session import StageContext, StageSession
+from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.stage_session import StageSession
 
 log = structlog.get_logger(__name__)
 

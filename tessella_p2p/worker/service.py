@@ -24,9 +24,9 @@ from tessella_p2p.stages.opening import StageIdentity
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import open_envelope, seal
+from tessella_p2p.worker.context import StageContext
 from tessella_p2p.worker.hop_server import HopServer
 from tessella_p2p.worker.proofs import ProofWriter
-from tessella_p2p.worker.stage_session import StageContext
 
 log = structlog.get_logger(__name__)
 

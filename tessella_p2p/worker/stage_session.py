@@ -7,14 +7,12 @@ once. So an error or a close frees the KV after the turn that runs, however many
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 import trio
 
-from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import (
     HopTimeout,
     InvalidStep,
@@ -29,67 +27,26 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import (
     CHECKPOINT_S,
     FINAL_RECEIPT_S,
-    HOP_TIMEOUT_S,
     RECEIPT_PATIENCE_S,
     SESSION_IDLE_S,
 )
-from tessella_p2p.net.network import Network
 from tessella_p2p.stages.engine import Buffer, SampleAt, Sampled, SessionKey, StepInput, StepOutput
 from tessella_p2p.stages.faults import error_frame, error_of
 from tessella_p2p.stages.frame_link import FrameLink, Unread
-from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.work import Confirmed, WorkMeter, seal_receipt
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
-from tessella_p2p.wire.envelope import Sequencer, encode_message
+from tessella_p2p.wire.envelope import encode_message
 from tessella_p2p.wire.frames import DType, Flag, Frame, Header, Kind, TraceEntry
-from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.context import StageContext
 
 log = structlog.get_logger(__name__)
 
 _CLEAN_UP_S = 10.0
 _TOKEN_STREAM_END_S = 1.0
-
-
-class ProofSink(Protocol):
-    """Where work is made durable. Each call returns once it is on disk."""
-
-    async def checkpoint(self, opening: Opening, meter: WorkMeter) -> None:
-        """Journal what is confirmed so far; a crash is paid up to here."""
-        ...
-
-    async def prove(self, opening: Opening, meter: WorkMeter) -> None:
-        """Write the proof, and let the upload begin."""
-        ...
-
-
-def _nobody_known(peer: PeerId) -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class StageContext:
-    """What every session of a node shares.
-
-    Attributes:
-        links: towards the next stages.
-        proofs: where work is made durable.
-        is_known: whether a peer's own signed addresses are known; if so, what an entry says of its address is not believed.
-        checkpoint_s: how often confirmed work is journaled.
-    """
-
-    network: Network
-    key: NodeKey
-    clock: WallClock
-    sequencer: Sequencer
-    links: HopLinks
-    proofs: ProofSink
-    is_known: Callable[[PeerId], bool] = _nobody_known
-    hop_timeout_s: float = HOP_TIMEOUT_S
-    checkpoint_s: float = CHECKPOINT_S
 
 
 @dataclass(frozen=True, slots=True)

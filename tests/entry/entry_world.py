@@ -15,7 +15,7 @@ from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import HEARTBEAT_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest
-from tessella_p2p.entry.chain import EntryContext
+from tessella_p2p.entry.plan import EntryContext
 from tessella_p2p.entry.service import EntryService, ServedModel
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork, constant_latency
 from tessella_p2p.net.virtual_clock import VirtualClock

@@ -1,0 +1,55 @@
+"""What every session of a worker shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tessella_p2p.base.clock import WallClock
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
+from tessella_p2p.net.network import Network
+from tessella_p2p.stages.hop_links import HopLinks
+from tessella_p2p.stages.opening import Opening
+from tessella_p2p.stages.work import WorkMeter
+from tessella_p2p.wire.envelope import Sequencer
+from tessella_p2p.wire.keys import NodeKey
+
+
+class ProofSink(Protocol):
+    """Where work is made durable. Each call returns once it is on disk."""
+
+    async def checkpoint(self, opening: Opening, meter: WorkMeter) -> None:
+        """Journal what is confirmed so far; a crash is paid up to here."""
+        ...
+
+    async def prove(self, opening: Opening, meter: WorkMeter) -> None:
+        """Write the proof, and let the upload begin."""
+        ...
+
+
+def _nobody_known(peer: PeerId) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """What every session of a node shares.
+
+    Attributes:
+        links: towards the next stages.
+        proofs: where work is made durable.
+        is_known: whether a peer's own signed addresses are known; if so, what an entry says of its address is not believed.
+        checkpoint_s: how often confirmed work is journaled.
+    """
+
+    network: Network
+    key: NodeKey
+    clock: WallClock
+    sequencer: Sequencer
+    links: HopLinks
+    proofs: ProofSink
+    is_known: Callable[[PeerId], bool] = _nobody_known
+    hop_timeout_s: float = HOP_TIMEOUT_S
+    checkpoint_s: float = CHECKPOINT_S
