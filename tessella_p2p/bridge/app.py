@@ -14,7 +14,7 @@ from tessella_p2p import __version__
 from tessella_p2p.base.clock import SystemClock, WallClock
 from tessella_p2p.base.errors import LocalProtocolError, TessellaError, UnknownModel
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, SSE_PING_S
-from tessella_p2p.bridge.answering import GenerationEndpoint
+from tessella_p2p.bridge.answering import GenerationEndpoint, logged_answer
 from tessella_p2p.bridge.answers import encoded
 from tessella_p2p.bridge.chat import read_chat
 from tessella_p2p.bridge.errors import ErrorAnswer, error_answer, shaped_error
@@ -116,7 +116,7 @@ def _response(answer: ErrorAnswer) -> Response:
 async def _on_tessella_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, TessellaError):
         raise error
-    return _response(error_answer(error))
+    return _response(logged_answer(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -14,7 +14,6 @@ from pydantic_core import to_json
 
 from tessella_p2p.base.errors import (
     InvalidRequest,
-    LocalProtocolError,
     NoRoute,
     RemoteProtocolError,
     TessellaError,
@@ -25,7 +24,7 @@ _RETRY_AFTER_S: Mapping[str, int] = {NoRoute.code: int(HEARTBEAT_S)}
 """Seconds after which a refusal with status 503 may be different; a hole closes with a heartbeat at the earliest."""
 _DEFAULT_RETRY_AFTER_S = 1
 _BAD_GATEWAY = 502
-_INTERNAL = 500
+INTERNAL = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def error_answer(error: TessellaError) -> ErrorAnswer:
     status, message = error.http_status, str(error)
     if isinstance(error, RemoteProtocolError):
         status = _BAD_GATEWAY
-    if status == _INTERNAL or isinstance(error, LocalProtocolError):
+    if status == INTERNAL:
         message = "this node failed to answer; its log says why"
     more: dict[str, Any] = {}
     if isinstance(error, NoRoute):
@@ -73,7 +72,7 @@ def shaped_error(
     more: Mapping[str, Any] | None = None,
 ) -> ErrorAnswer:
     """An answer for what HTTP itself refuses (404, 405, 408, 413), where no `TessellaError` exists."""
-    kind = "server_error" if status >= _INTERNAL else "invalid_request_error"
+    kind = "server_error" if status >= INTERNAL else "invalid_request_error"
     error = {"message": message, "type": kind, "param": param, "code": code, **(more or {})}
     return ErrorAnswer(status, {"error": error}, dict(headers or {}))
 

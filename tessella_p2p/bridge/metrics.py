@@ -87,8 +87,10 @@ class _NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status = self._node.status()
-        yield GaugeMetricFamily("tessella_queue_depth", "Steps that wait on this node", status.queue_depth)
-        yield GaugeMetricFamily("tessella_hop_bodies_in_flight", "Hop bodies being read", status.hop_bodies_in_flight)
+        yield GaugeMetricFamily("tessella_queue_depth", "Sessions open on this stage", status.queue_depth)
+        yield GaugeMetricFamily(
+            "tessella_hop_bodies_in_flight", "The same as tessella_queue_depth", status.hop_bodies_in_flight
+        )
         yield GaugeMetricFamily("tessella_layers", "Layers this node serves", sum(map(len, status.layer_ranges)))
         yield GaugeMetricFamily("tessella_device_healthy", "1 while the device computes", int(status.device.healthy))
         yield GaugeMetricFamily(

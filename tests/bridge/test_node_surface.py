@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
+from tessella_p2p.base.errors import StorageError
 from tests.bridge.bridge_doubles import MODEL, NO_ROUTE, SpeakingEntry, app_for, call, chat_body
 
 
@@ -138,3 +141,16 @@ async def test_the_log_has_a_line_a_request_without_its_query_or_body(logs: list
         ("http_request", "POST", "/v1/chat/completions", 200),
     ]
     assert "secret" not in repr(logs)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fail_after", [0, 1])
+async def test_what_failed_on_this_node_stands_in_its_log_and_not_in_the_answer(stream: bool, fail_after: int) -> None:
+    entry = SpeakingEntry(failure=StorageError("/var/lib/proofs is full"), fail_after=fail_after)
+    with capture_logs() as lines:
+        answered = await call(app_for(entry), "POST", "/v1/chat/completions", chat_body(stream=stream))
+
+    assert b"/var/lib" not in answered.body
+    assert b"storage_error" in answered.body
+    (line,) = [line for line in lines if line["event"] == "http_answer_failed"]
+    assert (line["code"], line["reason"]) == ("storage_error", "/var/lib/proofs is full")
