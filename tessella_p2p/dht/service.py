@@ -110,8 +110,8 @@ class Discovery:
                 nursery.start_soon(self._refresh, self.kad)
                 nursery.start_soon(self._republish, self.kad)
                 self._running = nursery
-                for root in self._watched:
-                    nursery.start_soon(self._keep_watching, root, self.kad)
+                for root, watching in self._watched.items():
+                    nursery.start_soon(self._keep_watching, root, watching)
             task_status.started()
 
     # ---- Telling ----
@@ -204,9 +204,9 @@ class Discovery:
             return
         while len(self._watched) >= MAX_WATCHED:
             self._watched.pop(next(iter(self._watched))).cancel()
-        self._watched[manifest_root] = trio.CancelScope()
-        if self._running is not None and self.kad is not None:
-            self._running.start_soon(self._keep_watching, manifest_root, self.kad)
+        watching = self._watched[manifest_root] = trio.CancelScope()
+        if self._running is not None:
+            self._running.start_soon(self._keep_watching, manifest_root, watching)
 
     async def find(self, manifest_root: bytes, deadline_s: float = KAD_LOOKUP_S) -> tuple[VerifiedStage, ...]:
         """Look a model up once.
@@ -219,8 +219,8 @@ class Discovery:
             self.observe(outcome.values, "dht")
         return self.view.stages(manifest_root, None, self._clock.unix_ms())
 
-    async def _keep_watching(self, manifest_root: bytes, kad: KadStreams) -> None:
-        with self._watched.get(manifest_root, trio.CancelScope()):
+    async def _keep_watching(self, manifest_root: bytes, watching: trio.CancelScope) -> None:
+        with watching:
             while True:
                 found = await self.find(manifest_root)
                 pause_s = REPUBLISH_S if found else WATCH_RETRY_S
