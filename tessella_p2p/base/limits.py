@@ -164,8 +164,6 @@ MAX_TOKEN_CHARS = 1024
 
 # Manifests and the model store
 CHUNK_BYTES = 1 * MIB
-MAX_MANIFEST_BYTES = 64 * MIB
-MAX_ARTIFACT_BYTES = 1 << 40
 PULL_TIMEOUT_S = 3600.0
 
 # Connections and streams

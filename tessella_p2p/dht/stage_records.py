@@ -80,7 +80,12 @@ def _signed_stage(raw: bytes) -> SignedStage:
 
 
 @lru_cache(maxsize=4096)
-def _signed_lease(raw: bytes) -> tuple[Envelope, Lease]:
+def signed_lease(raw: bytes) -> tuple[Envelope, Lease]:
+    """The lease in ``raw``, once its form and its signature are right; its time and its signer are the caller's to judge.
+
+    Raises:
+        MalformedMessage, VersionMismatch, InvalidSignature: says what is wrong.
+    """
     envelope = open_envelope(raw, LEASE, now_ms=None)
     return envelope, envelope.message(Lease)
 
@@ -144,8 +149,9 @@ def _leased_stage(raw: bytes) -> tuple[VerifiedStage, Envelope]:
     """What of `verify_stage` depends on nothing but the bytes: the stage, and the envelope of the lease that grants it."""
     signed = signed_stage(raw)
     envelope, record = signed.envelope, signed.record
-    lease_envelope, lease = _signed_lease(record.lease)
-    _check_lease(envelope, record, lease)
+    lease_envelope, lease = signed_lease(record.lease)
+    if foreign := exceeded(signed, lease):
+        raise NotAuthorized(f"{envelope.signer} states a {foreign} that its lease {lease.serial} does not grant")
     stage = VerifiedStage(
         peer_id=envelope.signer,
         addresses=record.addresses,
@@ -168,11 +174,10 @@ def _leased_stage(raw: bytes) -> tuple[VerifiedStage, Envelope]:
     return stage, lease_envelope
 
 
-def _check_lease(envelope: Envelope, record: StageRecord, lease: Lease) -> None:
-    stated = (envelope.signer, record.model_id, record.manifest_root, record.recipe, record.layers)
-    leased = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers)
-    if stated == leased:
-        return
-    for what, said, granted in zip(("peer", "model", "manifest root", "recipe", "range"), stated, leased, strict=True):
-        if said != granted:
-            raise NotAuthorized(f"{envelope.signer} states a {what} that its lease {lease.serial} does not grant")
+def exceeded(signed: SignedStage, lease: Lease) -> str | None:
+    """What a record states and its lease does not grant (the peer, the model, …); None where the lease is for exactly this stage."""
+    record = signed.record
+    stated = (signed.envelope.signer, record.model_id, record.manifest_root, record.recipe, record.layers)
+    granted = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers)
+    names = ("peer", "model", "manifest root", "recipe", "range")
+    return next((name for name, one, other in zip(names, stated, granted, strict=True) if one != other), None)

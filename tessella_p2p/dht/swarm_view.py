@@ -9,7 +9,6 @@ An entry stays for a while after it is over, so that an older record of the same
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,17 +31,6 @@ _HEARTBEAT_MS = round(HEARTBEAT_S * 1000)
 _ON_THE_WAY_MS = 2_500
 """What a heartbeat may take through the mesh; one that is later than this counts as missed."""
 _REMEMBER_MS = RECORD_TTL_MS + CLOCK_SKEW_MS
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSeen:
-    """A model of which ready stages were seen; ``total_layers`` is what most of them state."""
-
-    manifest_root: bytes
-    model_id: str
-    recipe: str
-    total_layers: int
-    num_stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +130,6 @@ class SwarmView:
     def coverage(self, manifest_root: bytes, recipe: str, total_layers: int, now_ms: int) -> Coverage:
         """The coverage walk over the live, ready stages of a model and recipe."""
         return walk((stage.layers for stage in self.stages(manifest_root, recipe, now_ms)), total_layers)
-
-    def models(self, now_ms: int) -> tuple[ModelSeen, ...]:
-        """Models with a live, ready stage, by name, recipe and root."""
-        totals: dict[tuple[str, str, bytes], Counter[int]] = {}
-        for entry in self._entries.values():
-            stage = entry.stage
-            if stage.state == "ready" and self._liveness(entry, now_ms) == "live":
-                totals.setdefault((stage.model_id, stage.recipe, stage.manifest_root), Counter())[
-                    stage.total_layers
-                ] += 1
-        return tuple(
-            ModelSeen(root, model_id, recipe, max(count, key=lambda total: (count[total], -total)), count.total())
-            for (model_id, recipe, root), count in sorted(totals.items())
-        )
 
     def statuses(self, now_ms: int) -> tuple[StageStatus, ...]:
         """Every remembered stage with its liveness, offline ones included, by peer."""

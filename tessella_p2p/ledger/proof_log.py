@@ -86,11 +86,6 @@ class ProofLog:
             rows = transaction.scan(_CHECKPOINTS, b"", transaction.count(_CHECKPOINTS))
         return [Checkpoint(*_session_epoch(key), row) for key, row in rows]
 
-    def drop_checkpoint(self, session: bytes, epoch: int) -> None:
-        """Forget a session that has nothing to prove."""
-        with self._environment.write() as transaction:
-            transaction.delete(_CHECKPOINTS, _key(session, epoch, b""))
-
     def put_proof(self, session: bytes, epoch: int, envelope: bytes) -> None:
         """Keep a session's sealed proof until it is settled; its checkpoint goes in the same transaction."""
         key = _key(session, epoch, envelope)

@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tessella_p2p.base.errors import ArtifactError, MalformedMessage, VersionMismatch
-from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.base.limits import CHUNK_BYTES, MAX_ARTIFACT_BYTES, MAX_GGUF_ENTRIES, MAX_MANIFEST_BYTES
+from tessella_p2p.base.errors import ArtifactError
+from tessella_p2p.base.limits import CHUNK_BYTES
 from tessella_p2p.model.config import EMBEDDING, OUTPUT_NORM, ModelConfig
-from tessella_p2p.model.gguf import GgmlType, GgufFile, TensorInfo
+from tessella_p2p.model.gguf import GgufFile, TensorInfo
 from tessella_p2p.wire import cbor
 
 VERSION: Final = 1
 _CONTRACT: Final = "tessella-contract"
-_MAX_NAME_CHARS: Final = 256
-_MAX_DIMENSIONS: Final = 4
-_MAX_ITEMS: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +35,6 @@ class Manifest:
     size_bytes: int
     tensors: tuple[TensorInfo, ...]
     chunks: tuple[bytes, ...]
-
-    def chunk_range(self, tensor: TensorInfo) -> range:
-        """The chunks that hold a tensor's bytes."""
-        return range(tensor.offset // CHUNK_BYTES, -(-(tensor.offset + tensor.size_bytes) // CHUNK_BYTES))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -71,80 +63,6 @@ def contract_hash(tensors: Iterable[TensorInfo]) -> bytes:
     """
     entries = sorted([t.name, t.kind.name, list(t.shape)] for t in tensors)
     return hashlib.sha256(cbor.encode([_CONTRACT, VERSION, entries])).digest()
-
-
-def decode_manifest(data: bytes, expected_root: bytes | None = None) -> Manifest:
-    """The manifest whose canonical bytes a peer sent.
-
-    Args:
-        data: the bytes.
-        expected_root: what they must hash to, where it is known.
-
-    Raises:
-        VersionMismatch: another version of the format.
-        MalformedMessage: no manifest, or not the one that ``expected_root`` names.
-    """
-    if expected_root is not None and hashlib.sha256(data).digest() != expected_root:
-        raise MalformedMessage(f"the bytes are not the manifest {expected_root.hex()}")
-    fields = cbor.decode(data, MAX_MANIFEST_BYTES, _MAX_ITEMS)
-    if not isinstance(fields, dict) or "version" not in fields:
-        raise MalformedMessage("no manifest")
-    if fields["version"] != VERSION:
-        raise VersionMismatch(f"manifest version {str(fields['version'])[:20]}; this node reads version {VERSION}")
-    if (
-        fields.keys() != {"version", "size_bytes", "chunk_bytes", "tensors", "chunks"}
-        or fields["chunk_bytes"] != CHUNK_BYTES
-    ):
-        raise MalformedMessage("no manifest: other fields, or another chunk size")
-    size_bytes, tensors, chunks = fields["size_bytes"], fields["tensors"], fields["chunks"]
-    if not _is_size(size_bytes, MAX_ARTIFACT_BYTES):
-        raise MalformedMessage("no manifest: its size is out of bounds")
-    if not isinstance(chunks, list) or len(chunks) != -(-size_bytes // CHUNK_BYTES):
-        raise MalformedMessage("no manifest: it has not one chunk for each MiB")
-    if not all(isinstance(chunk, bytes) and len(chunk) == 32 for chunk in chunks):
-        raise MalformedMessage("no manifest: a chunk's hash is not 32 bytes")
-    if not isinstance(tensors, list) or len(tensors) > MAX_GGUF_ENTRIES:
-        raise MalformedMessage("no manifest: its list of tensors is out of bounds")
-    manifest = Manifest(size_bytes, _decode_tensors(tensors, size_bytes), tuple(chunks))
-    if encode_manifest(manifest) != data:  # a number that is written as a float or a boolean
-        raise MalformedMessage("no manifest: a field has the wrong type")
-    return manifest
-
-
-def _decode_tensors(entries: list[object], size_bytes: int) -> tuple[TensorInfo, ...]:
-    tensors = tuple(_decode_tensor(entry) for entry in entries)
-    end = 0
-    for tensor in tensors:
-        if tensor.offset < end:
-            raise MalformedMessage(
-                f"no manifest: tensor {tensor.name!r} overlaps the one before it, or is out of order"
-            )
-        end = tensor.offset + tensor.size_bytes
-    if end > size_bytes or len({tensor.name for tensor in tensors}) != len(tensors):
-        raise MalformedMessage("no manifest: a tensor is outside of the file, or stands there twice")
-    return tensors
-
-
-def _decode_tensor(entry: object) -> TensorInfo:
-    if not isinstance(entry, list) or len(entry) != 5:
-        raise MalformedMessage("no manifest: a tensor has five fields")
-    name, kind, shape, offset, size_bytes = entry
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_CHARS:
-        raise MalformedMessage("no manifest: a tensor's name is out of bounds")
-    if not isinstance(kind, str) or kind not in GgmlType.__members__:
-        raise MalformedMessage(f"no manifest: tensor {name!r} has an unknown type")
-    if not isinstance(shape, list) or not 0 < len(shape) <= _MAX_DIMENSIONS:
-        raise MalformedMessage(f"no manifest: tensor {name!r} has no shape")
-    if not all(_is_size(number, MAX_ARTIFACT_BYTES) for number in (*shape, offset, size_bytes)):
-        raise MalformedMessage(f"no manifest: tensor {name!r} has a number that is out of bounds")
-    info = TensorInfo(name, tuple(shape), GgmlType[kind], offset, size_bytes)
-    if info.size_bytes * info.kind.block_elements != info.elements * info.kind.block_bytes:
-        raise MalformedMessage(f"no manifest: tensor {name!r} has another size than its shape")
-    return info
-
-
-def _is_size(value: object, largest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= largest
 
 
 def build_manifest(path: Path, file: GgufFile, progress: Callable[[int, int], None] | None = None) -> Manifest:
@@ -185,24 +103,11 @@ class StageCosts:
         layer_bytes: of each layer.
         embedding_bytes: what the head range needs beside its layers.
         head_bytes: what the tail range needs beside its layers: output norm and output matrix.
-        shared_bytes: the part that is in both of them, a tied embedding: a range with both ends needs it once.
     """
 
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
     head_bytes: int
-    shared_bytes: int = 0
-
-    def range_bytes(self, layers: LayerRange) -> int:
-        """Bytes of a stage of ``layers``, with what the ends of the model need."""
-        is_head, is_tail = layers.start == 0, layers.end == len(self.layer_bytes)
-        total = sum(self.layer_bytes[layers.start : layers.end])
-        return (
-            total
-            + is_head * self.embedding_bytes
-            + is_tail * self.head_bytes
-            - (is_head and is_tail) * self.shared_bytes
-        )
 
 
 def stage_costs(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> StageCosts:
@@ -220,5 +125,4 @@ def stage_costs(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> Stage
         ),
         embedding_bytes=embedding,
         head_bytes=head,
-        shared_bytes=embedding if config.tied_embedding else 0,
     )

@@ -156,16 +156,6 @@ class Tokenizer:
     def _encode_plain(self, text: str) -> list[int]:
         return list(self._bpe.encode(text, add_special_tokens=False).ids) if text else []
 
-    def check_ids(self, ids: Iterable[int]) -> None:
-        """Refuse ids that are not in the vocabulary.
-
-        Raises:
-            InvalidRequest: names the first one.
-        """
-        for token_id in ids:
-            if not 0 <= token_id < self.vocabulary:
-                raise InvalidRequest(f"token id {token_id} is not in a vocabulary of {self.vocabulary}", "prompt_ids")
-
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for: part of a character, or several; none for a control token.
 

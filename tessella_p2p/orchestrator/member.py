@@ -25,8 +25,7 @@ class MemberState(StrEnum):
 class Member:
     """One worker. ``record`` is its newest stage record, sealed; ``lease`` the newest lease, sealed.
 
-    ``claim_mb`` is 0, ``device`` and ``addresses`` are empty for a worker that is known from before a restart of the orchestrator; its
-    record brings the addresses.
+    ``addresses`` is empty for a worker that is known from before a restart of the orchestrator, until its record brings them.
     """
 
     peer_id: PeerId
@@ -41,10 +40,7 @@ class Member:
     last_seen: int
     silent_until: int
     addresses: tuple[str, ...] = ()
-    claim_mb: int = 0
-    device: str = ""
     queue_depth: int = 0
-    saturated: bool = False
     record: bytes | None = field(default=None, repr=False)
     record_sequence: int = -1
     record_expires_at: int = 0

@@ -195,8 +195,6 @@ class Members:
             last_seen=now_ms,
             silent_until=now_ms + max(_GRACE_MS, _OFFLINE_MS),
             addresses=request.addresses,
-            claim_mb=request.claim_mb,
-            device=request.device,
         )
         effects += self._put(member)
         effects += self._complete_mesh(member)
@@ -239,7 +237,6 @@ class Members:
             _seen(member, now_ms),
             state=self._announced_state(member, request),
             queue_depth=request.queue_depth,
-            saturated=request.state == "saturated",
         )
         effects: list[MemberEffect] = []
         renewed = member.lease_expires_at - now_ms < _LEASE_TTL_MS // 2
@@ -284,8 +281,6 @@ class Members:
             last_seen=now_ms,
             silent_until=now_ms,
             addresses=found.stage.addresses,
-            claim_mb=0 if before is None else before.claim_mb,
-            device="" if before is None else before.device,
             record=found.raw,
             record_sequence=found.sequence,
             record_expires_at=found.expires_at,

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 from tessella_p2p.base.errors import InvalidSignature, NotAuthorized
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import OUTAGE_GRACE_S
-from tessella_p2p.wire.envelope import open_envelope
-from tessella_p2p.wire.messages import LEASE, STAGE_RECORD, Lease, StageRecord
-
-_GRACE_MS = int(OUTAGE_GRACE_S * 1000)
+from tessella_p2p.dht.stage_records import check_record_time, exceeded, lease_counts, signed_lease, signed_stage
+from tessella_p2p.wire.messages import Lease, StageRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class LeasedStage:
 
 
 def verify_stage_record(raw: bytes, peer: PeerId, orchestrator: PeerId, now_ms: int) -> LeasedStage:
-    """Check a record that ``peer`` sent to ``orchestrator``.
+    """Check a record that ``peer`` sent to ``orchestrator``, as its readers will.
 
     The record has to be in force; its lease may be over by the grace for an outage, in which no lease could be renewed.
 
@@ -38,13 +35,18 @@ def verify_stage_record(raw: bytes, peer: PeerId, orchestrator: PeerId, now_ms: 
         RemoteProtocolError: not the peer's, expired, or without a lease of this orchestrator for what it states.
         NotAuthorized: the lease is over by more than the grace.
     """
-    envelope = open_envelope(raw, STAGE_RECORD, now_ms=now_ms, signer=peer)
-    stage = envelope.message(StageRecord)
-    leased = open_envelope(stage.lease, LEASE, now_ms=None, signer=orchestrator)
-    lease = leased.message(Lease)
-    if leased.expires_at + _GRACE_MS <= now_ms:
+    signed = signed_stage(raw)
+    envelope = signed.envelope
+    if envelope.signer != peer:
+        raise InvalidSignature(f"a stage record signed by {envelope.signer}, not by {peer}")
+    check_record_time(envelope, now_ms)
+    leased, lease = signed_lease(signed.record.lease)
+    if leased.signer != orchestrator:
+        raise InvalidSignature(f"a lease signed by {leased.signer}, not by {orchestrator}")
+    if not lease_counts(leased.expires_at, now_ms, orchestrator_reachable=False):
         raise NotAuthorized(f"lease {lease.serial} of {peer} is long over: register again")
-    stated = (peer, stage.model_id, stage.manifest_root, stage.recipe, stage.layers)
-    if stated != (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers):
-        raise InvalidSignature(f"the stage record of {peer} is not for what its lease covers").blame(peer)
-    return LeasedStage(bytes(raw), envelope.sequence, envelope.expires_at, stage, lease)
+    if foreign := exceeded(signed, lease):
+        raise InvalidSignature(
+            f"the stage record of {peer} states a {foreign} that its lease {lease.serial} does not grant"
+        ).blame(peer)
+    return LeasedStage(envelope.raw, envelope.sequence, envelope.expires_at, signed.record, lease)

@@ -54,12 +54,6 @@ def test_a_late_checkpoint_does_not_revive_a_proven_session(log: ProofLog) -> No
     assert log.checkpoints() == []
 
 
-def test_a_dropped_checkpoint_is_gone(log: ProofLog) -> None:
-    log.put_checkpoint(ONE, 0, b"nothing to prove")
-    log.drop_checkpoint(ONE, 0)
-    assert log.checkpoints() == []
-
-
 @pytest.mark.parametrize("status", ["settled", "duplicate", "refused"])
 def test_an_answered_proof_leaves_the_log_and_is_counted(log: ProofLog, status: str) -> None:
     log.put_proof(ONE, 0, b"proof")
