@@ -194,6 +194,8 @@ NEGOTIATE_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 
 # Orchestrator and ledger
+MIN_CLAIM_MB = 256
+"""The manual's hard floor of a claim."""
 MAX_MEMBERS = 4096
 """Workers that one orchestrator remembers."""
 REGISTRATION_GRACE_S = 60.0

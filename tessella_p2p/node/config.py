@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, MAX_ADDRESSES, MAX_POSITIONS, MAX_STAGES
+from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, MAX_BOOTSTRAP, MAX_POSITIONS, MAX_STAGES, MIN_CLAIM_MB
 from tessella_p2p.node import settings
 from tessella_p2p.node.peer_address import (
     PeerAddress,
@@ -26,8 +26,6 @@ from tessella_p2p.node.settings import Given, Settings, Spelling
 from tessella_p2p.weights.catalog import SMOLLM2_135M_INSTRUCT
 from tessella_p2p.weights.store import default_models_dir
 
-MIN_CLAIM_MB = 256
-"""The manual's hard floor of a claim."""
 EVERY_HOST = "0.0.0.0"  # noqa: S104 - peers have to reach a node; its HTTP API is local unless a setting says otherwise
 _MAX_CLAIM_MB = 1 << 24
 _CERTIFIED_THREADS = 2
@@ -156,7 +154,7 @@ class RoleConfig(Settings):
     bootstrap: Annotated[
         tuple[PinnedAddress, ...],
         BeforeValidator(_listed),
-        Field(max_length=MAX_ADDRESSES, description="a node to join the DHT through: /ip4/HOST/tcp/PORT/p2p/PEER_ID"),
+        Field(max_length=MAX_BOOTSTRAP, description="a node to join the DHT through: /ip4/HOST/tcp/PORT/p2p/PEER_ID"),
     ] = ()
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="what is logged: this level and above")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessella_p2p.base.limits import MIB
+from tessella_p2p.base.limits import MIB, MIN_CLAIM_MB
 from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.manifest import StageCosts
 from tessella_p2p.model.recipe import Recipe
@@ -10,8 +10,6 @@ from tessella_p2p.orchestrator.terms import ModelTerms
 from tessella_p2p.wire.frames import DType
 
 _F32_BYTES = DType.F32.size
-MIN_CLAIM_MB = 256
-"""The manual's hard floor of a claim."""
 _MILLI = 1000
 
 
