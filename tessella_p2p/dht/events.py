@@ -42,7 +42,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Enter the mesh through ``seeds``: look this node up, then fill the farther buckets."""
+    """Enter the mesh through ``seeds``: look this node up, then fill the farther buckets unless the table is about as it was."""
 
     query: int
     seeds: tuple[Contact, ...]

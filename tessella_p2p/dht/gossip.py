@@ -95,7 +95,7 @@ class Gossip:
         self._queue.append(_Queued(raw, None, None))
         self._due = now
 
-    def receive(self, source: PeerId, records: Iterable[bytes], now: float, now_ms: int) -> Received:
+    def receive(self, source: PeerId, records: Sequence[bytes], now: float, now_ms: int) -> Received:
         """Take a batch from a neighbour; what is new is queued for the next batch.
 
         Args:
@@ -105,11 +105,9 @@ class Gossip:
             now_ms: Unix milliseconds, for the validity of records.
         """
         fresh: list[bytes] = []
-        num_invalid = num_limited = 0
-        for raw in records:
-            if not self._per_source.allows(source, now):
-                num_limited += 1
-                continue
+        granted = self._per_source.take(source, now, len(records))
+        num_invalid, num_limited = 0, len(records) - granted
+        for raw in records[:granted]:
             digest = hashlib.sha256(raw).digest()
             if digest in self._seen:
                 continue

@@ -83,8 +83,9 @@ class GossipStreams:
         self._rearm()
 
     def _rearm(self) -> None:
-        if self._timer is not None:
-            self._timer.deadline = min(self._timer.deadline, self.core.next_deadline())
+        # Most calls change nothing, and to set a deadline costs more than to look at it.
+        if self._timer is not None and self.core.next_deadline() < self._timer.deadline:
+            self._timer.deadline = self.core.next_deadline()
 
     def _flush(self) -> None:
         now = trio.current_time()

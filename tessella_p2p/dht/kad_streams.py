@@ -159,8 +159,9 @@ class KadStreams:
                     waiter = self._waiters[effect.query]
                     waiter.outcome = effect
                     waiter.finished.set()
-        if self._timer is not None:
-            self._timer.deadline = min(self._timer.deadline, self.machine.next_deadline())
+        # Most events change nothing, and to set a deadline costs more than to look at it.
+        if self._timer is not None and self.machine.next_deadline() < self._timer.deadline:
+            self._timer.deadline = self.machine.next_deadline()
         return reply
 
     def _effects_of(self, event: Event) -> list[Effect]:

@@ -123,6 +123,7 @@ class Kademlia:
         self._requests: dict[int, _Open] = {}
         self._deadlines: list[tuple[float, int, bool]] = []
         self._targets: dict[bytes, _Targets] = {}
+        self._widened_at_size = 0
         self._last_id = 0
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
         self._soft_s = KAD_SOFT_DEFAULT_S
@@ -249,8 +250,9 @@ class Kademlia:
                 if len(self._targets) > MAX_WATCHED:
                     del self._targets[next(iter(self._targets))]
                 self._store_at(query, put, peers, now, now_ms)
-            case Join() if not query.widened:
+            case Join() if not query.widened and self._has_changed_much():
                 query.widened = True
+                self._widened_at_size = len(self.table)
                 targets = self.table.targets_after_join(self._rng)
                 query.open += 1  # held while the lookups start, some of which may be over at once
                 for target in targets:
@@ -260,6 +262,14 @@ class Kademlia:
                 pass
         if not query.open and query.number in self._queries:
             self._finish(query)
+
+    def _has_changed_much(self) -> bool:
+        """Whether the farther buckets are worth looking up: at the first join, and when meshes meet or most contacts were lost.
+
+        A node joins through each of its bootstrap nodes, and again from time to time; mostly that brings nothing new.
+        """
+        before = self._widened_at_size
+        return not before or not before / 2 <= len(self.table) <= 1.25 * before
 
     def _store_at(self, query: _Query, put: Put, peers: list[Contact], now: float, now_ms: int) -> None:
         """Send the value to the closest peers, and keep it here if this node is one of them."""

@@ -25,10 +25,14 @@ class RateLimit(Generic[WhoT]):
 
     def allows(self, who: WhoT, now: float) -> bool:
         """Take a token of ``who`` at ``now`` (monotonic seconds); False when there is none."""
+        return self.take(who, now, 1) == 1
+
+    def take(self, who: WhoT, now: float, wanted: int) -> int:
+        """Take up to ``wanted`` tokens of ``who`` at ``now`` (monotonic seconds); how many there were."""
         tokens, since = self._buckets.pop(who, (self._burst, now))
         tokens = min(self._burst, tokens + max(0.0, now - since) * self._per_s)
-        allowed = tokens >= 1.0
-        self._buckets[who] = (tokens - 1.0 if allowed else tokens, max(now, since))
+        taken = min(wanted, int(tokens))
+        self._buckets[who] = (tokens - taken, max(now, since))
         if len(self._buckets) > self._max_tracked:
             self._buckets.popitem(last=False)
-        return allowed
+        return taken

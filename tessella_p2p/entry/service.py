@@ -39,7 +39,9 @@ from tessella_p2p.wire.envelope import open_envelope
 log = structlog.get_logger(__name__)
 
 FOLLOW_S = 5.0
-"""How often the orchestrator's list is read."""
+"""How often the orchestrator's list is read while no complete route is known."""
+FOLLOW_ROUTED_S = 20.0
+"""How often it is read otherwise: gossip and the DHT are fresher, and lists cost the orchestrator entries × stages."""
 _GRANT_TIMEOUT_S = 3.0
 
 
@@ -120,7 +122,7 @@ class EntryService:
                 log.info("the orchestrator cannot be reached; routes come from the DHT", reason=str(error))
             except TessellaError as error:
                 log.warning("the orchestrator's list is not accepted", code=error.code, reason=str(error))
-            await trio.sleep(FOLLOW_S)
+            await trio.sleep(FOLLOW_ROUTED_S if self.model_ids() else FOLLOW_S)
 
     # ---- routes ----
 
