@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import trio
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from tessella_p2p.base.errors import ConfigurationError, TessellaError, error_from_code
@@ -246,14 +246,12 @@ def _credits_of(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _show(console: Console, answer: Answer, statuses: Sequence[Mapping[str, Any]], ready_s: float) -> None:
     route = Table(title="Route", title_justify="left", box=None, pad_edge=False)
-    for column, justify in (("stage", "right"), ("peer", "left"), ("layers", "right"), ("ms a hop", "right")):
-        route.add_column(column, justify=justify)  # type: ignore[arg-type]
+    _add_columns(route, stage="right", peer="left", layers="right", ms_a_hop="right")
     for index, hop in enumerate(answer["route"]):
         start, end = hop["layers"]
         route.add_row(str(index), short_peer_id(hop["peer_id"]), f"{start}–{end}", f"{hop['hop_ms']:.2f}")
     earned = Table(title="Proofs and credits", title_justify="left", box=None, pad_edge=False)
-    for column, justify in (("worker", "left"), ("layers", "right"), ("proofs settled", "right"), ("credits", "right")):
-        earned.add_column(column, justify=justify)  # type: ignore[arg-type]
+    _add_columns(earned, worker="left", layers="right", proofs_settled="right", credits="right")
     for status in statuses:
         row = _credits_of(status)
         layers = "–".join(str(edge) for edge in row["layers"]) if row["layers"] else "none"
@@ -270,6 +268,11 @@ def _show(console: Console, answer: Answer, statuses: Sequence[Mapping[str, Any]
         f"\nReady after {ready_s:.1f} s; first token after {timings['ttft_ms']:.0f} ms; "
         f"then {timings['tokens_per_s']:.1f} tokens a second."
     )
+
+
+def _add_columns(table: Table, **justified: JustifyMethod) -> None:
+    for name, justify in justified.items():
+        table.add_column(name.replace("_", " "), justify=justify)
 
 
 async def _keep(model_id: str, mesh: Mesh, console: Console) -> None:

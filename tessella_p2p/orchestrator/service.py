@@ -30,7 +30,6 @@ from tessella_p2p.base.errors import (
 )
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import HEARTBEAT_S, MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
-from tessella_p2p.ledger.accounts import Account
 from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.evidence import SettlementTerms
@@ -166,7 +165,7 @@ class Orchestrator:
                 # Requests that need the disk are refused meanwhile.
                 _LOG.error("ledger_unwritable", reason=str(error))
 
-    # ---- What this node's own HTTP surface reads ----
+    # ---- What it knows ----
 
     def members(self) -> tuple[Member, ...]:
         """Every worker that is remembered."""
@@ -179,10 +178,6 @@ class Orchestrator:
             UnknownModel: it is not served here.
         """
         return self._members.coverage(manifest_root, recipe or self._recipe)
-
-    async def accounts(self, after: str = "", limit: int = 1024) -> list[Account]:
-        """Up to ``limit`` accounts whose names follow ``after``, the issuance account among them."""
-        return await self._run_blocking(lambda: self._store.accounts(after, limit))
 
     # ---- Streams ----
 

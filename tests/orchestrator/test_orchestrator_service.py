@@ -244,7 +244,7 @@ def test_workers_register_serve_prove_and_are_paid(tmp_path: Path) -> None:
             balance = await client.ask(ReadCredits(), Credits)
             assert balance.micro_credits == len(LayerRange(*route[index].layers)) * 300 * 1000
             assert (balance.tier, balance.settled_proofs) == ("Standard", 1)
-        accounts = await made.orchestrator.accounts()
+        accounts = made.store.accounts("", 1024)
         assert sum(account.micro_credits for account in accounts) == 0
         assert {account.name for account in accounts} == {ISSUANCE, *(stage.key.peer_id for stage in route)}
         await served[0][0].ask(Deregister(), Acknowledged)
