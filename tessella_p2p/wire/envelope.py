@@ -25,7 +25,13 @@ from tessella_p2p.base.errors import (
     VersionMismatch,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import CLOCK_SKEW_MS, MAX_ENVELOPE_BYTES, REQUEST_TTL_MS
+from tessella_p2p.base.limits import (
+    CLOCK_SKEW_MS,
+    MAX_ENVELOPE_BYTES,
+    MAX_OPEN_REQUESTS,
+    MAX_OPEN_REQUESTS_PER_SIGNER,
+    REQUEST_TTL_MS,
+)
 from tessella_p2p.wire import cbor, keys
 
 VERSION = 1
@@ -264,7 +270,9 @@ class ReplayGuard:
         max_per_signer: bound for one of them, so that nobody takes the room of all.
     """
 
-    def __init__(self, max_entries: int = 65_536, max_per_signer: int = 4096) -> None:
+    def __init__(
+        self, max_entries: int = MAX_OPEN_REQUESTS, max_per_signer: int = MAX_OPEN_REQUESTS_PER_SIGNER
+    ) -> None:
         self._max_entries = max_entries
         self._max_per_signer = max_per_signer
         self._num_of: Counter[str] = Counter()

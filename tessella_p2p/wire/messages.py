@@ -18,6 +18,7 @@ from tessella_p2p.base.limits import (
     MAX_ADDRESSES,
     MAX_DIGEST_MARKS,
     MAX_EPOCHS,
+    MAX_LISTED_STAGES,
     MAX_MODEL_LAYERS,
     MAX_POSITIONS,
     MAX_PROOFS_PER_BATCH,
@@ -87,7 +88,7 @@ class StageRecord(Message):
     manifest_root: Digest
     recipe: Name
     layers: Layers
-    total_layers: Annotated[int, Field(ge=1, le=4096)]
+    total_layers: Annotated[int, Field(ge=1, le=MAX_MODEL_LAYERS)]
     lease: Sealed
     queue_depth: Count = 0
     state: Literal["ready", "draining"] = "ready"
@@ -106,7 +107,7 @@ class Register(Message):
     claim_mb: Annotated[int, Field(ge=1, le=1 << 24)]
     device: Name
     model_id: Name
-    total_layers: Annotated[int, Field(ge=1, le=4096)]
+    total_layers: Annotated[int, Field(ge=1, le=MAX_MODEL_LAYERS)]
     manifest_root: Digest
     contract_hash: Digest
     recipe: Name
@@ -183,7 +184,7 @@ class Assigned(Message):
     model_id: Name
     layers: Layers
     lease: Sealed
-    records: Annotated[tuple[Sealed, ...], Field(max_length=256)] = ()
+    records: Annotated[tuple[Sealed, ...], Field(max_length=MAX_LISTED_STAGES)] = ()
 
 
 class Acknowledged(Message):
@@ -220,9 +221,9 @@ class Stages(Message):
     """Answer to `ListStages`: stage records, as their peers signed them, and what is missing."""
 
     kind: Literal["stages"] = "stages"
-    records: Annotated[tuple[Sealed, ...], Field(max_length=256)]
+    records: Annotated[tuple[Sealed, ...], Field(max_length=MAX_LISTED_STAGES)]
     health: Literal["healthy", "degraded", "incomplete"]
-    missing: Annotated[tuple[Layers, ...], Field(max_length=4096)] = ()
+    missing: Annotated[tuple[Layers, ...], Field(max_length=MAX_MODEL_LAYERS)] = ()
 
 
 class Credits(Message):
