@@ -23,6 +23,7 @@ from tessella_p2p.base.limits import (
     MAX_SWARM_RECORDS,
 )
 from tessella_p2p.dht.gossip import Gossip, SendBatch
+from tessella_p2p.dht.inbound import InboundStreams
 from tessella_p2p.dht.messages import HeartbeatBatch, encode_batch
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
@@ -64,7 +65,7 @@ class GossipStreams:
         self._silent: dict[PeerId, float] = {}
         self._nursery: trio.Nursery | None = None
         self._timer: trio.CancelScope | None = None
-        self._inbound: dict[PeerId, int] = {}
+        self._inbound = InboundStreams(KAD_STREAMS_PER_PEER, GOSSIP_MAX_STREAMS)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pass heartbeats on until cancelled; started once they are taken."""
@@ -136,28 +137,23 @@ class GossipStreams:
 
     async def _serve(self, stream: Stream) -> None:
         """Take one inbound stream's batches; records that are none close it."""
-        peer = stream.peer
-        streams = self._inbound.get(peer, 0)
-        if streams >= KAD_STREAMS_PER_PEER or sum(self._inbound.values()) >= GOSSIP_MAX_STREAMS:
-            await stream.reset()
-            return
-        self._inbound[peer] = streams + 1
+        with self._inbound.place(stream.peer) as has_place:
+            if not has_place or not await self._take_batches(stream):
+                await stream.reset()
+
+    async def _take_batches(self, stream: Stream) -> bool:
+        """Take batches until the stream ends; False where this side has to end it."""
         try:
             with trio.CancelScope() as patience:
                 while True:
                     patience.deadline = trio.current_time() + 4 * GOSSIP_IDLE_S
                     message = await receive_message(stream, MAX_ENVELOPE_BYTES)
                     if message is None:
-                        return
-                    self._take(peer, decode_message(HeartbeatBatch, message))
-            await stream.reset()
+                        return True
+                    self._take(stream.peer, decode_message(HeartbeatBatch, message))
         except (TransportError, RemoteProtocolError) as error:
-            log.debug("gossip_stream_closed", peer_id=peer, reason=str(error))
-            await stream.reset()
-        finally:
-            self._inbound[peer] -= 1
-            if not self._inbound[peer]:
-                del self._inbound[peer]
+            log.debug("gossip_stream_closed", peer_id=stream.peer, reason=str(error))
+        return False
 
     def _take(self, source: PeerId, batch: HeartbeatBatch) -> None:
         received = self.core.receive(source, batch.records, trio.current_time(), self._clock.unix_ms())

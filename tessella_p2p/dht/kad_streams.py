@@ -46,6 +46,7 @@ from tessella_p2p.dht.events import (
     SendRequest,
     TimerFired,
 )
+from tessella_p2p.dht.inbound import InboundStreams
 from tessella_p2p.dht.kademlia import Kademlia
 from tessella_p2p.dht.keyspace import Contact
 from tessella_p2p.dht.rate_limit import RateLimit
@@ -98,7 +99,7 @@ class KadStreams:
         self._last_query = 0
         self._slots = trio.CapacityLimiter(KAD_MAX_QUERIES)
         self._limit: RateLimit[PeerId] = RateLimit(KAD_REQUESTS_PER_S, KAD_REQUEST_BURST)
-        self._inbound: dict[PeerId, int] = {}
+        self._inbound = InboundStreams(KAD_STREAMS_PER_PEER, KAD_MAX_STREAMS)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started once requests are answered."""
@@ -244,30 +245,25 @@ class KadStreams:
 
     async def _serve(self, stream: Stream) -> None:
         """Answer one inbound stream; requests of one stream are answered in order, one at a time."""
-        peer = stream.peer
-        streams = self._inbound.get(peer, 0)
-        if streams >= KAD_STREAMS_PER_PEER or sum(self._inbound.values()) >= KAD_MAX_STREAMS:
-            await stream.reset()
-            return
-        self._inbound[peer] = streams + 1
+        with self._inbound.place(stream.peer) as has_place:
+            if not has_place or not await self._answer_all(stream):
+                await stream.reset()
+
+    async def _answer_all(self, stream: Stream) -> bool:
+        """Answer until the stream ends; False where this side has to end it."""
         try:
             with trio.CancelScope() as patience:
                 while True:
                     patience.deadline = trio.current_time() + 2 * KAD_IDLE_S
                     message = await receive_message(stream, MAX_ENVELOPE_BYTES)
                     if message is None:
-                        return
-                    reply = self._answer(peer, message)
+                        return True
+                    reply = self._answer(stream.peer, message)
                     patience.deadline = trio.current_time() + KAD_HARD_S
                     await send_message(stream, reply)
-            await stream.reset()
         except (TransportError, RemoteProtocolError, Overloaded) as error:
-            log.debug("kad_stream_closed", peer_id=peer, reason=str(error))
-            await stream.reset()
-        finally:
-            self._inbound[peer] -= 1
-            if not self._inbound[peer]:
-                del self._inbound[peer]
+            log.debug("kad_stream_closed", peer_id=stream.peer, reason=str(error))
+        return False
 
     def _answer(self, peer: PeerId, message: bytes) -> bytes:
         if not self._limit.allows(peer, trio.current_time()):

@@ -32,11 +32,6 @@ class Coverage:
     holes: tuple[LayerRange, ...]
     total_layers: int
 
-    @property
-    def rendered(self) -> int:
-        """Layers of the prefix that renders."""
-        return self.covered[0].end if self.covered and self.covered[0].start == 0 else 0
-
 
 def walk(ranges: Iterable[LayerRange], total_layers: int) -> Coverage:
     """Walk over the ranges of ready stages, from layer 0 up.

@@ -100,11 +100,6 @@ class TensorInfo:
     offset: int
     size_bytes: int
 
-    @property
-    def elements(self) -> int:
-        """How many numbers the tensor holds."""
-        return math.prod(self.shape)
-
 
 class _Cursor:
     """Bounded reads from the header of one file."""
