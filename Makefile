@@ -65,5 +65,5 @@ format: $(INSTALLED)  ## Format the code, and mend what lint can
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove .venv and every cache of this folder; models and keys stay
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
