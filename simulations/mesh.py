@@ -88,11 +88,11 @@ class ToyCodec:
         self.vocabulary = model.vocabulary
         self.end_ids: frozenset[int] = frozenset()
 
-    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """A toy has no template."""
         raise InvalidRequest("the toy model has no chat template", "messages")
 
-    def encode_prompt(self, prompt: str) -> list[int]:
+    async def encode_prompt(self, prompt: str) -> list[int]:
         """One token a character."""
         return [ord(character) % self.vocabulary for character in prompt]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tessella_p2p.base.clock import WallClock
+from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.tokenizer import IncrementalDecoder
 
@@ -40,12 +41,12 @@ class PromptCodec(Protocol):
         """Tokens that end an answer."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        """The ids of a conversation, up to where the assistant begins. Raises `InvalidRequest`."""
+    async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """The ids of a conversation, up to where the assistant begins. Raises `InvalidRequest`, `PromptTooLong`."""
         ...
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """The ids of a raw prompt; text that looks like a control token is text. Raises `InvalidRequest`."""
+    async def encode_prompt(self, prompt: str) -> list[int]:
+        """The ids of a raw prompt, control tokens included. Raises `InvalidRequest`, `PromptTooLong`."""
         ...
 
     def decoder(self) -> TextDecoder:
@@ -54,22 +55,27 @@ class PromptCodec(Protocol):
 
 
 class ArtifactCodec:
-    """The codec of a real artifact: its own tokenizer and chat template."""
+    """The codec of a real artifact: its own tokenizer and chat template.
+
+    Text is encoded on a thread: a client's megabytes take seconds, and hops go on meanwhile.
+    """
 
     def __init__(self, artifact: Artifact, clock: WallClock) -> None:
         self._artifact = artifact
         self._clock = clock
+        self._max_ids = artifact.config.context_length
         self.total_layers = artifact.config.layers
         self.vocabulary = artifact.config.vocabulary
         self.end_ids = artifact.tokenizer.end_ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """See `PromptCodec.encode_chat`."""
-        return self._artifact.encode_messages(messages, now_ms=self._clock.unix_ms())
+        now_ms, limit = self._clock.unix_ms(), self._max_ids
+        return await in_thread(lambda: self._artifact.encode_messages(messages, now_ms=now_ms, max_ids=limit))
 
-    def encode_prompt(self, prompt: str) -> list[int]:
+    async def encode_prompt(self, prompt: str) -> list[int]:
         """See `PromptCodec.encode_prompt`."""
-        return self._artifact.tokenizer.encode_prompt(prompt)
+        return await in_thread(lambda: self._artifact.tokenizer.encode_prompt(prompt, max_ids=self._max_ids))
 
     def decoder(self) -> TextDecoder:
         """See `PromptCodec.decoder`."""

@@ -189,7 +189,7 @@ class EntryService:
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Session]:
         """See `entry.api.Entry.generate`."""
-        ids = self._tokenise(request)
+        ids = await self._tokenise(request)
         route, max_tokens = self._admit(request, len(ids))
         request_id = f"req-{self._context.random_bytes(12).hex()}"
         seed = request.seed if request.seed is not None else int.from_bytes(self._context.random_bytes(8), "big")
@@ -237,7 +237,7 @@ class EntryService:
             if not self._open_sessions:
                 self._idle.set()
 
-    def _tokenise(self, request: GenerateRequest) -> tuple[int, ...]:
+    async def _tokenise(self, request: GenerateRequest) -> tuple[int, ...]:
         if request.model != self._model.model_id:
             raise UnknownModel(
                 f"the model {request.model!r} is not served here; this node serves {self._model.model_id!r}"
@@ -247,9 +247,9 @@ class EntryService:
             raise InvalidRequest("exactly one of messages, prompt and prompt_ids is needed", "prompt")
         codec = self._model.codec
         if request.messages is not None:
-            ids = codec.encode_chat(request.messages)
+            ids = await codec.encode_chat(request.messages)
         elif request.prompt is not None:
-            ids = codec.encode_prompt(request.prompt)
+            ids = await codec.encode_prompt(request.prompt)
         else:
             ids = list(request.prompt_ids or ())
             if any(not 0 <= token < codec.vocabulary for token in ids):

@@ -1,0 +1,53 @@
+"""Encoding a client's text leaves the event loop free, and is bounded by what the model can hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tessella_p2p.base.clock import SystemClock
+from tessella_p2p.base.errors import PromptTooLong
+from tessella_p2p.entry.codec import ArtifactCodec
+from tessella_p2p.model.artifact import Artifact
+from tests.mesh.oracle import cases
+
+
+@pytest.fixture(scope="module")
+def artifact(smollm2_path: Path) -> Iterator[Artifact]:
+    with Artifact.open(smollm2_path) as opened:
+        yield opened
+
+
+async def test_a_conversation_and_a_raw_prompt_give_the_oracles_ids(artifact: Artifact) -> None:
+    codec = ArtifactCodec(artifact, SystemClock())
+    for case in cases():
+        if case.kind == "chat":
+            ids = await codec.encode_chat([{"role": "user", "content": case.prompt}])
+        else:
+            ids = await codec.encode_prompt(case.prompt)
+        assert tuple(ids) == case.prompt_ids
+
+
+async def test_text_is_encoded_on_another_thread(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    encode = type(artifact.tokenizer).encode_prompt
+
+    def watched(*args: object, **options: object) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(artifact.tokenizer), "encode_prompt", watched)
+    await ArtifactCodec(artifact, SystemClock()).encode_prompt("text")
+    assert threads
+    assert threads[0] is not threading.current_thread()
+
+
+async def test_more_tokens_than_the_model_holds_are_refused(artifact: Artifact) -> None:
+    codec = ArtifactCodec(artifact, SystemClock())
+    with pytest.raises(PromptTooLong):
+        await codec.encode_prompt("word " * 400_000)
+    with pytest.raises(PromptTooLong):
+        await codec.encode_chat([{"role": "user", "content": "word " * 400_000}])
