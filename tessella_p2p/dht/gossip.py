@@ -177,6 +177,9 @@ class Gossip:
 
 def _split(records: Sequence[bytes]) -> Iterable[tuple[bytes, ...]]:
     """Batches within the limits of count and size."""
+    if records and len(records) <= GOSSIP_MAX_BATCH and sum(map(len, records)) <= GOSSIP_MAX_BATCH_BYTES:
+        yield tuple(records)  # as nearly always
+        return
     batch: list[bytes] = []
     size_bytes = 0
     for raw in records:

@@ -11,7 +11,7 @@ _JOINED_BYTES = 64 * KIB
 """Up to here a copy costs less than a second frame."""
 
 
-async def receive_exactly(stream: Stream, size_bytes: int) -> bytearray | None:
+async def receive_exactly(stream: Stream, size_bytes: int) -> bytes | bytearray | None:
     """Exactly ``size_bytes``, or None at an end of the stream before the first byte.
 
     Raises:
@@ -26,6 +26,8 @@ async def receive_exactly(stream: Stream, size_bytes: int) -> bytearray | None:
             raise StreamReset(
                 f"the stream of {stream.peer} ended inside a message ({len(buffer)} of {size_bytes} bytes)"
             )
+        if len(part) == size_bytes:
+            return bytes(part)  # in one piece, as nearly always
         buffer += part
     return buffer
 
