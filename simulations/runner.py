@@ -181,7 +181,7 @@ def _quiet(failures: list[str]) -> Iterator[None]:
 def _calm_collector() -> Iterator[None]:
     """Collect rarely: tens of thousands of tasks live through the whole run, and each full collection walks over them."""
     before = gc.get_threshold()
-    gc.set_threshold(200_000, 50, 1000)
+    gc.set_threshold(1_000_000, 20, 100)
     try:
         yield
     finally:

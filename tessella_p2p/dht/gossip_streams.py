@@ -17,7 +17,6 @@ from tessella_p2p.base.limits import (
     GOSSIP_MAX_STREAMS,
     GOSSIP_QUEUED_BATCHES,
     KAD_DIAL_S,
-    KAD_HARD_S,
     KAD_STREAMS_PER_PEER,
     MAX_ENVELOPE_BYTES,
     MAX_SWARM_RECORDS,
@@ -25,6 +24,7 @@ from tessella_p2p.base.limits import (
 from tessella_p2p.dht.gossip import Gossip, SendBatch
 from tessella_p2p.dht.inbound import InboundStreams
 from tessella_p2p.dht.messages import HeartbeatBatch, encode_batch
+from tessella_p2p.dht.patience import extend
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
 from tessella_p2p.wire.envelope import decode_message
@@ -112,13 +112,10 @@ class GossipStreams:
             with trio.fail_after(KAD_DIAL_S):
                 stream = await self._network.open_stream(link.peer, GOSSIP)
             try:
-                # One scope with a moving deadline: a scope for each of many small messages costs more than the messages.
-                with trio.CancelScope() as patience:
+                with trio.CancelScope() as patience:  # for a neighbour of the past, and for one that takes nothing
                     while True:
-                        patience.deadline = trio.current_time() + GOSSIP_IDLE_S
-                        records = await batches.receive()
-                        patience.deadline = trio.current_time() + KAD_HARD_S
-                        await send_message(stream, encode_batch(records))
+                        extend(patience, GOSSIP_IDLE_S)
+                        await send_message(stream, encode_batch(await batches.receive()))
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
                     await stream.aclose()
@@ -146,7 +143,7 @@ class GossipStreams:
         try:
             with trio.CancelScope() as patience:
                 while True:
-                    patience.deadline = trio.current_time() + 4 * GOSSIP_IDLE_S
+                    extend(patience, 4 * GOSSIP_IDLE_S)
                     message = await receive_message(stream, MAX_ENVELOPE_BYTES)
                     if message is None:
                         return True

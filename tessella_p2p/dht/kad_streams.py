@@ -49,6 +49,7 @@ from tessella_p2p.dht.events import (
 from tessella_p2p.dht.inbound import InboundStreams
 from tessella_p2p.dht.kademlia import Kademlia
 from tessella_p2p.dht.keyspace import Contact
+from tessella_p2p.dht.patience import extend
 from tessella_p2p.dht.rate_limit import RateLimit
 from tessella_p2p.dht.requests import Reply, Request, decode_reply, decode_request, encode_reply, encode_request
 from tessella_p2p.net.framing import receive_message, send_message
@@ -181,8 +182,9 @@ class KadStreams:
         if len(lane.waiting) >= KAD_LANE_REQUESTS:
             # A peer that owes so many replies is frozen; the machine hears of it from its own deadlines.
             return
+        if not lane.waiting:
+            lane.patience.deadline = trio.current_time() + 2 * KAD_HARD_S
         lane.waiting[effect.request.id] = None
-        lane.patience.deadline = max(lane.patience.deadline, trio.current_time() + 2 * KAD_HARD_S)
         lane.requests.send_nowait(effect.request)
 
     async def _run_lane(
@@ -213,12 +215,9 @@ class KadStreams:
         self, stream: Stream, requests: trio.MemoryReceiveChannel[Request], scope: trio.CancelScope
     ) -> None:
         try:
-            # One scope with a moving deadline: a scope for each of many small messages costs more than the messages.
-            with trio.CancelScope() as patience:
-                async for request in requests:
-                    patience.deadline = trio.current_time() + KAD_HARD_S
-                    await send_message(stream, encode_request(request))
-                    patience.deadline = math.inf
+            # A peer that takes nothing replies to nothing either, so the patience for replies ends this too.
+            async for request in requests:
+                await send_message(stream, encode_request(request))
         except TransportError as error:
             log.debug("kad_stream_broke", peer_id=stream.peer, reason=str(error))
         scope.cancel()
@@ -254,13 +253,11 @@ class KadStreams:
         try:
             with trio.CancelScope() as patience:
                 while True:
-                    patience.deadline = trio.current_time() + 2 * KAD_IDLE_S
+                    extend(patience, 2 * KAD_IDLE_S)  # for a peer that asks nothing, and for one that takes no reply
                     message = await receive_message(stream, MAX_ENVELOPE_BYTES)
                     if message is None:
                         return True
-                    reply = self._answer(stream.peer, message)
-                    patience.deadline = trio.current_time() + KAD_HARD_S
-                    await send_message(stream, reply)
+                    await send_message(stream, self._answer(stream.peer, message))
         except (TransportError, RemoteProtocolError, Overloaded) as error:
             log.debug("kad_stream_closed", peer_id=stream.peer, reason=str(error))
         return False
