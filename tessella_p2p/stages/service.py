@@ -16,7 +16,7 @@ import trio
 
 from tessella_p2p.base.errors import CacheMiss, LocalProtocolError, Overloaded, PromptTooLong, TessellaError
 from tessella_p2p.base.limits import MAX_QUEUED_STEPS
-from tessella_p2p.stages.batching import plan_turn
+from tessella_p2p.stages.batching import plan_turn, singles_per_turn
 from tessella_p2p.stages.engine import (
     Buffer,
     SessionKey,
@@ -87,6 +87,7 @@ class _Command:
     error: TessellaError | None = None
     abandoned: bool = False
     """The caller of this open is gone."""
+    num_stages: int = 1
 
 
 class StageService:
@@ -109,6 +110,7 @@ class StageService:
         self._ready: list[_Pending] = []
         self._open: dict[SessionKey, int] = {}
         self._decoding: set[SessionKey] = set()
+        self._stages_of: dict[SessionKey, int] = {}
         self._wake = trio.Event()
         self._running = False
 
@@ -143,15 +145,20 @@ class StageService:
             runner.close()
             self._stop()
 
-    async def open(self, key: SessionKey, max_positions: int) -> None:
+    async def open(self, key: SessionKey, max_positions: int, num_stages: int = 1) -> None:
         """Reserve KV for a session. Cancelled, it leaves no session behind.
+
+        Args:
+            key: the session.
+            max_positions: its room.
+            num_stages: of its route; see `batching.singles_per_turn`.
 
         Raises:
             PromptTooLong, Overloaded, StaleEpoch: see `engine.StageEngine.open_session`.
         """
         if not self._running:
             raise Overloaded("this stage is not running")
-        command = self._submit(_Command(key, max_positions))
+        command = self._submit(_Command(key, max_positions, num_stages=num_stages))
         try:
             await command.done.wait()
         except trio.Cancelled:
@@ -227,7 +234,11 @@ class StageService:
 
     async def _turn(self, runner: TurnRunner) -> None:
         commands = list(self._commands)
-        takes = plan_turn(((p.step.session, p.rows_left) for p in self._ready), decoding=bool(self._decoding))
+        takes = plan_turn(
+            ((p.step.session, p.rows_left) for p in self._ready),
+            decoding=bool(self._decoding),
+            max_singles=singles_per_turn([self._stages_of[key] for key in self._decoding]),
+        )
         taken = [(self._ready[take.index], take.rows) for take in takes]
         batch = [pending.piece(rows) for pending, rows in taken]
         for pending, _ in taken:
@@ -248,8 +259,10 @@ class StageService:
         if command.max_positions is None:
             self._open.pop(command.key, None)
             self._decoding.discard(command.key)
+            self._stages_of.pop(command.key, None)
         elif command.error is None:
             self._open[command.key] = command.max_positions
+            self._stages_of[command.key] = command.num_stages
         command.done.set()
         if command.abandoned:
             self._close_abandoned(command)
@@ -324,4 +337,4 @@ class StageService:
             command.done.set()
         for pending in list(self._ready):
             self._finish(pending, stopped)
-        self._commands, self._open = [], {}
+        self._commands, self._open, self._stages_of = [], {}, {}

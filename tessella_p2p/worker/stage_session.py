@@ -200,7 +200,8 @@ class StageSession:
         try:
             for older in self._predecessors:
                 await older.freed.wait()
-            await self._stage.open(self._key, self._opening.body.max_positions)
+            body = self._opening.body
+            await self._stage.open(self._key, body.max_positions, len(body.route))
             await self._connect(outliving)
             while True:
                 await self._step(await self._next_step())

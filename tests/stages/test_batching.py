@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessella_p2p.base.limits import MAX_PREFILL_ROWS_PER_TURN, PREFILL_ROWS_BESIDE_DECODES
-from tessella_p2p.stages.batching import Take, plan_turn
+from tessella_p2p.stages.batching import Take, plan_turn, singles_per_turn
 from tests.stages.stage_runs import key_of
 
 
@@ -54,3 +54,24 @@ def test_every_turn_makes_progress_within_its_bounds(waiting: list[tuple[int, in
     singles = {key for key, rows in reversed(ready) if rows == 1}
     heads = dict(reversed(ready))
     assert {key for key in singles if heads[key] == 1} <= {ready[take.index][0] for take in takes}
+
+
+def test_a_stage_of_a_chain_runs_its_sessions_in_as_many_groups_as_there_are_stages() -> None:
+    assert singles_per_turn([]) == 1
+    assert singles_per_turn([1] * 8) == 8
+    assert singles_per_turn([2] * 8) == 4
+    assert singles_per_turn([3] * 8) == 3
+    assert singles_per_turn([2]) == 1
+    assert singles_per_turn([64] * 3) == 1
+
+
+@given(st.integers(1, 12), st.integers(1, 5))
+def test_every_single_row_gets_its_turn_oldest_first(sessions: int, max_singles: int) -> None:
+    waiting = [key_of(number) for number in range(sessions)]
+    done = []
+    while waiting:
+        takes = plan_turn([(key, 1) for key in waiting], max_singles=max_singles)
+        assert 0 < len(takes) <= max_singles
+        done += [waiting[take.index] for take in takes]
+        waiting = [key for key in waiting if key not in done]
+    assert done == [key_of(number) for number in range(sessions)]
