@@ -37,7 +37,7 @@ from tessella_p2p.base.limits import (
 from tessella_p2p.dht.gossip_streams import GossipStreams
 from tessella_p2p.dht.kad_streams import KadStreams
 from tessella_p2p.dht.keyspace import Contact, record_key
-from tessella_p2p.dht.stage_records import VerifiedStage
+from tessella_p2p.dht.stage_records import VerifiedStage, signed_stage
 from tessella_p2p.dht.swarm_view import Source, SwarmView
 from tessella_p2p.net.network import Network
 from tessella_p2p.wire.keys import public_key_of
@@ -185,6 +185,8 @@ class Discovery:
 
     def _observe(self, raw: bytes, source: Source) -> None:
         try:
+            if source != "own" and signed_stage(raw).envelope.signer == self._network.peer_id:
+                return  # an echo; after a restart, of a stage that this process does not serve
             stage = self.view.observe(raw, source, self._clock.unix_ms())
         except (RemoteProtocolError, RefusalError) as error:
             log.debug("stage_record_not_used", source=source, reason=str(error))

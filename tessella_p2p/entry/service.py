@@ -179,10 +179,13 @@ class EntryService:
         await self._table.idle()
 
     def punish(self, error: TessellaError, suspects: Collection[PeerId]) -> None:
-        """Prefer other peers than the one at fault for a while, and a little than those who may be to blame as well."""
+        """Prefer other peers than the one at fault for a while, and a little than those who may be to blame as well.
+
+        This node itself is at fault as a stage of the route, which may be loading another range, and never as the entry.
+        """
         own = self._context.network.peer_id
-        accused = error.peer if error.peer != own else None
-        self._blame.note(accused, [peer for peer in suspects if peer != own], trio.current_time())
+        accused = error.peer if error.peer != own or own in suspects else None
+        self._blame.note(accused, suspects, trio.current_time())
 
     # ---- requests ----
 

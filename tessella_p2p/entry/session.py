@@ -208,8 +208,7 @@ class Session:
                 if now >= began + RECOVERY_S:
                     raise
             else:
-                at_fault = {error.peer} - {self._host.peer_id, None}
-                if now >= began + pause_s or all(stage.peer_id not in at_fault for stage in route.stages):
+                if now >= began + pause_s or all(stage.peer_id != error.peer for stage in route.stages):
                     return route
             await trio.sleep(_POLL_S)
 
