@@ -21,8 +21,8 @@ from tessella_p2p.base.limits import LEASE_TTL_S, MAX_BOOTSTRAP, MAX_STAGES
 SCENARIOS = Path(__file__).parent / "scenarios"
 MAX_NODES = 5000
 MAX_DURATION_S = 24 * 3600.0
-CLAIM_MB = 1024
-"""What every node claims; the toy's layers are so small that it never binds."""
+LAST_ANSWERS_S = 12.0
+"""From the last request to the end, at the least: what runs at the end counts as left behind."""
 
 
 def _ascending(span: tuple[float, float]) -> tuple[float, float]:
@@ -205,8 +205,11 @@ class Scenario(Section):
             raise ValueError(f"mesh.min_stages: {mesh.min_stages} stages need as many nodes; nodes is {self.nodes}")
         if mesh.bootstraps + mesh.dead_bootstraps > MAX_BOOTSTRAP:
             raise ValueError(f"mesh.dead_bootstraps: a node takes {MAX_BOOTSTRAP} bootstrap addresses at most")
-        if self.load is not None and self.load.until_s > self.duration_s:
-            raise ValueError(f"load.until_s: {self.load.until_s:g} is after the end (duration_s {self.duration_s:g})")
+        if self.load is not None and self.load.until_s + LAST_ANSWERS_S > self.duration_s:
+            raise ValueError(
+                f"load.until_s: {self.load.until_s:g} leaves less than {LAST_ANSWERS_S:g} s for the last answers and proofs"
+                f" (duration_s {self.duration_s:g})"
+            )
         if self.faults_end_s + self.bounds.recovery_s > self.duration_s:
             raise ValueError(
                 f"duration_s: {self.duration_s:g} is less than the end of the last fault ({self.faults_end_s:g}) and"
