@@ -219,6 +219,7 @@ def quiet_libp2p() -> None:
         logger = logging.getLogger(name)
         logger.setLevel(logging.ERROR)
         logger.propagate = True
+    logging.getLogger("libp2p.transport").setLevel(logging.CRITICAL)  # a dial that fails is a `DialError` of ours
 
 
 def describe(error: BaseException) -> str:

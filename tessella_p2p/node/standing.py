@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Protocol
 
 import structlog
 import trio
 
-from tessella_p2p.base.errors import StorageError
+from tessella_p2p.base.errors import PortInUseError, StorageError
 from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.net.libp2p_host import Libp2pNetwork
 from tessella_p2p.node.config import RoleConfig
@@ -26,13 +26,23 @@ _SEQUENCE_SAVE_S = 15.0
 
 @asynccontextmanager
 async def open_network(config: RoleConfig, key: NodeKey, host: str, port: int) -> AsyncIterator[Libp2pNetwork]:
-    """This node's libp2p host, announcing its public address where a NAT rule has one."""
+    """This node's libp2p host, announcing its public address where a NAT rule has one.
+
+    Raises:
+        PortInUseError: names the address and the setting.
+    """
     announce = []
     if config.public_ip is not None:
         family = "ip6" if ":" in config.public_ip else "ip4"
         announce.append(f"/{family}/{config.public_ip}/tcp/{config.public_p2p_port or port}")
     family = "ip6" if ":" in host else "ip4"
-    async with Libp2pNetwork.open(key, [f"/{family}/{host}/tcp/{port}"], announce) as network:
+    async with AsyncExitStack() as stack:
+        try:
+            network = await stack.enter_async_context(
+                Libp2pNetwork.open(key, [f"/{family}/{host}/tcp/{port}"], announce)
+            )
+        except PortInUseError as error:
+            raise PortInUseError(f"{error} (the setting is p2p_port)") from error
         yield network
 
 
