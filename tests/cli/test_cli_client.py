@@ -106,8 +106,9 @@ async def test_an_interrupt_stops_the_answer_at_the_node() -> None:
                 assert part
                 seen += part
             process.send_signal(signal.SIGINT)
-            await entry.closed.wait()
-            assert await process.wait() == 130
+            with trio.fail_after(60):
+                await entry.closed.wait()
+                assert await process.wait() == 130
             assert b"Traceback" not in b"".join([part async for part in process.stderr])
     assert entry.ends == ["cancelled"]
 
