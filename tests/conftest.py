@@ -11,7 +11,6 @@ import pytest
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.weights.store import default_models_dir, resolve
 
-
 # A shell starts background jobs with SIGINT ignored, and children inherit that: Ctrl-C could not be tested there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
