@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from simulations.ledger_check import ledger_problems
-from simulations.mesh import ROOT, whole_model_tokens
 from simulations.observations import ChainOpened, LeaseGranted, Observations, unix_ms
 from simulations.scenario import Scenario
+from simulations.toy_model import ROOT, whole_model_tokens
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import OUTAGE_GRACE_S
 from tessella_p2p.ledger.accounts import ISSUANCE

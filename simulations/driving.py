@@ -10,7 +10,7 @@ from itertools import count
 
 import trio
 
-from simulations.mesh import MODEL_ID, ROOT, SimulatedMesh, SimulatedNode
+from simulations.mesh import SimulatedMesh, SimulatedNode
 from simulations.observations import (
     Absence,
     Asked,
@@ -22,6 +22,7 @@ from simulations.observations import (
     Separation,
 )
 from simulations.plan import Fault, FaultKind, PlannedRequest
+from simulations.toy_model import MODEL_ID, ROOT
 from tessella_p2p.base.errors import TessellaError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.dht.keyspace import record_key

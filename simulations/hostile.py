@@ -13,8 +13,9 @@ from functools import partial
 
 import trio
 
-from simulations.mesh import ROOT, SimulatedMesh, node_key
+from simulations.mesh import SimulatedMesh, node_key
 from simulations.scenario import Lie
+from simulations.toy_model import ROOT
 from tessella_p2p.base.errors import TessellaError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import GOSSIP_MAX_BATCH, LEASE_TTL_S, MAX_ENVELOPE_BYTES, RECORD_TTL_S

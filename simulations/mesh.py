@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +18,12 @@ import trio
 
 from simulations.observations import START_MS
 from simulations.recording import RecordingNetwork
+from simulations.toy_model import CONTRACT, MODEL_ID, RECIPE, ROOT, ToyCodec, whole_model_tokens
 from simulations.watching import Watch, WatchedLedger, WatchedOrchestrator
-from tessella_p2p.base.errors import InvalidRequest, StorageError
-from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
+from tessella_p2p.base.errors import StorageError
+from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.api import Finished, GenerateRequest
-from tessella_p2p.entry.codec import TextDecoder
 from tessella_p2p.entry.service import ServedModel
 from tessella_p2p.ledger.blocking import in_place
 from tessella_p2p.ledger.proof_log import ProofLog
@@ -34,20 +34,28 @@ from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
 from tessella_p2p.orchestrator.service import Orchestrator
 from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
 from tessella_p2p.orchestrator.terms import ServedModel as OrchestratedModel
-from tessella_p2p.stages.engine import SampleAt, Sampled, SessionKey, StepInput
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.envelope import ClockSequencer
-from tessella_p2p.wire.frames import DType
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.worker.service import Offer
 
 T = TypeVar("T")
 
-MODEL_ID = "toy"
-RECIPE = "f32"
-ROOT = hashlib.sha256(b"toy manifest").digest()
-CONTRACT = hashlib.sha256(b"toy contract").digest()
+__all__ = [
+    "MODEL_ID",
+    "RECIPE",
+    "ROOT",
+    "MeshShape",
+    "SimulatedClock",
+    "SimulatedMesh",
+    "SimulatedNode",
+    "ToyCodec",
+    "node_key",
+    "simulate",
+    "whole_model_tokens",
+]
+
 DEAD = "the process is dead"
 """What a task of a killed process hears when it writes; it may log it, and nobody minds."""
 CLAIM_MB = 1024
@@ -66,39 +74,6 @@ class SimulatedClock:
     def unix_ms(self) -> int:
         """Milliseconds since the Unix epoch."""
         return START_MS + int(self._clock.now * 1000) + self.skew_ms
-
-
-class ToyText:
-    """Token ids as hexadecimal words."""
-
-    def push(self, token_id: int) -> str:
-        """The token's word."""
-        return f"{token_id:x} "
-
-    def flush(self) -> str:
-        """Nothing is ever held back."""
-        return ""
-
-
-class ToyCodec:
-    """The text side of a `ToyModel`; implements `entry.codec.PromptCodec`. No token ends an answer."""
-
-    def __init__(self, model: ToyModel) -> None:
-        self.total_layers = model.layers
-        self.vocabulary = model.vocabulary
-        self.end_ids: frozenset[int] = frozenset()
-
-    async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        """A toy has no template."""
-        raise InvalidRequest("the toy model has no chat template", "messages")
-
-    async def encode_prompt(self, prompt: str) -> list[int]:
-        """One token a character."""
-        return [ord(character) % self.vocabulary for character in prompt]
-
-    def decoder(self) -> TextDecoder:
-        """A fresh decoder."""
-        return ToyText()
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,25 +321,6 @@ class SimulatedMesh:
     def expected(self, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         """What the whole toy in one piece answers: the truth that every route has to give."""
         return whole_model_tokens(self.model, prompt, max_tokens)
-
-
-def whole_model_tokens(
-    model: ToyModel, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, seed: int = 0
-) -> tuple[int, ...]:
-    """The tokens of a toy in one piece, without any network."""
-    engine = ToyEngine(model, LayerRange(0, model.layers), max_positions=len(prompt) + max_tokens)
-    key = SessionKey(SessionId(bytes(16)), 0)
-    engine.open_session(key, len(prompt) + max_tokens)
-    tokens: list[int] = []
-    ids, position = list(prompt), 0
-    while len(tokens) < max_tokens:
-        body = b"".join(token.to_bytes(4, "little") for token in ids)
-        (answer,) = engine.forward([StepInput(key, position, len(ids), DType.U32, body, SampleAt(temperature, seed))])
-        assert isinstance(answer, Sampled)
-        position += len(ids)
-        ids = [answer.token_id]
-        tokens.append(answer.token_id)
-    return tuple(tokens)
 
 
 def node_key(seed: int, role: str, index: int) -> NodeKey:

@@ -1,0 +1,70 @@
+"""The toy that simulated meshes serve, its text side, and what it answers in one piece."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from tessella_p2p.base.errors import InvalidRequest
+from tessella_p2p.base.ids import LayerRange, SessionId
+from tessella_p2p.entry.codec import TextDecoder
+from tessella_p2p.stages.engine import SampleAt, Sampled, SessionKey, StepInput
+from tessella_p2p.stages.toy import ToyEngine, ToyModel
+from tessella_p2p.wire.frames import DType
+
+MODEL_ID = "toy"
+RECIPE = "f32"
+ROOT = hashlib.sha256(b"toy manifest").digest()
+CONTRACT = hashlib.sha256(b"toy contract").digest()
+
+
+class ToyText:
+    """Token ids as hexadecimal words."""
+
+    def push(self, token_id: int) -> str:
+        """The token's word."""
+        return f"{token_id:x} "
+
+    def flush(self) -> str:
+        """Nothing is ever held back."""
+        return ""
+
+
+class ToyCodec:
+    """The text side of a `ToyModel`; implements `entry.codec.PromptCodec`. No token ends an answer."""
+
+    def __init__(self, model: ToyModel) -> None:
+        self.total_layers = model.layers
+        self.vocabulary = model.vocabulary
+        self.end_ids: frozenset[int] = frozenset()
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """A toy has no template."""
+        raise InvalidRequest("the toy model has no chat template", "messages")
+
+    async def encode_prompt(self, prompt: str) -> list[int]:
+        """One token a character."""
+        return [ord(character) % self.vocabulary for character in prompt]
+
+    def decoder(self) -> TextDecoder:
+        """A fresh decoder."""
+        return ToyText()
+
+
+def whole_model_tokens(
+    model: ToyModel, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, seed: int = 0
+) -> tuple[int, ...]:
+    """The tokens of a toy in one piece, without any network."""
+    engine = ToyEngine(model, LayerRange(0, model.layers), max_positions=len(prompt) + max_tokens)
+    key = SessionKey(SessionId(bytes(16)), 0)
+    engine.open_session(key, len(prompt) + max_tokens)
+    tokens: list[int] = []
+    ids, position = list(prompt), 0
+    while len(tokens) < max_tokens:
+        body = b"".join(token.to_bytes(4, "little") for token in ids)
+        (answer,) = engine.forward([StepInput(key, position, len(ids), DType.U32, body, SampleAt(temperature, seed))])
+        assert isinstance(answer, Sampled)
+        position += len(ids)
+        ids = [answer.token_id]
+        tokens.append(answer.token_id)
+    return tuple(tokens)
