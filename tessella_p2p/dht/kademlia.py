@@ -25,7 +25,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tessella_p2p.base.errors import LocalProtocolError, RefusalError, RemoteProtocolError
@@ -81,6 +81,7 @@ class _Query:
     hops: int = 0
     stored: int = 0
     widened: bool = False
+    table_size: int = 0
     newest: dict[PeerId, tuple[int, bytes]] = field(default_factory=dict)
 
 
@@ -123,7 +124,7 @@ class Kademlia:
         self._requests: dict[int, _Open] = {}
         self._deadlines: list[tuple[float, int, bool]] = []
         self._targets: dict[bytes, _Targets] = {}
-        self._widened_at_size = 0
+        self._widening = 0  # the number of the last join that looked the farther buckets up
         self._last_id = 0
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
         self._soft_s = KAD_SOFT_DEFAULT_S
@@ -202,9 +203,7 @@ class Kademlia:
         query = self._queries[event.query] = _Query(event.query, event)
         match event:
             case Join():
-                for seed in event.seeds[:MAX_BOOTSTRAP]:
-                    self.table.add(seed, from_itself=False)
-                self._look_up(query, self.table.own_key, now, now_ms)
+                self._join(query, event.seeds[:MAX_BOOTSTRAP], now, now_ms)
             case Get():
                 own = self.store.get(event.key, now_ms)
                 self._take_values(query, own, now_ms)
@@ -218,6 +217,26 @@ class Kademlia:
             case Refresh():
                 self.store.expire(now_ms)
                 self._look_up(query, self.table.target_of_refresh(self._rng), now, now_ms)
+
+    def _join(self, query: _Query, seeds: Sequence[Contact], now: float, now_ms: int) -> None:
+        """Look this node up from the seeds on, whoever else is known: so two meshes meet, however large they are.
+
+        A node that has joined before asks only those that it does not know yet; mostly that is the seed alone.
+        """
+        query.table_size = len(self.table)
+        for seed in seeds:
+            self.table.add(seed, from_itself=False)
+        joined = self._widening > 0
+        lookup = Lookup(
+            self.table.own_key,
+            self._own,
+            seeds,
+            known=self._known,
+            settled=lambda peer: joined and self.table.find(peer) is not None,
+            alpha=KAD_ALPHA,
+        )
+        query.open += 1
+        self._step(query, lookup, now, now_ms)
 
     def _look_up(
         self, query: _Query, target: int, now: float, now_ms: int, *, quorum: int = 0, hits: bool = False
@@ -250,9 +269,9 @@ class Kademlia:
                 if len(self._targets) > MAX_WATCHED:
                     del self._targets[next(iter(self._targets))]
                 self._store_at(query, put, peers, now, now_ms)
-            case Join() if not query.widened and self._has_changed_much():
+            case Join() if not query.widened and self._has_news(query):
                 query.widened = True
-                self._widened_at_size = len(self.table)
+                self._widening = query.number
                 targets = self.table.targets_after_join(self._rng)
                 query.open += 1  # held while the lookups start, some of which may be over at once
                 for target in targets:
@@ -263,13 +282,12 @@ class Kademlia:
         if not query.open and query.number in self._queries:
             self._finish(query)
 
-    def _has_changed_much(self) -> bool:
-        """Whether the farther buckets are worth looking up: at the first join, and when meshes meet or most contacts were lost.
+    def _has_news(self, query: _Query) -> bool:
+        """Whether a join found so many that the farther buckets are worth looking up: the first one, when meshes meet, after losses.
 
         A node joins through each of its bootstrap nodes, and again from time to time; mostly that brings nothing new.
         """
-        before = self._widened_at_size
-        return not before or not before / 2 <= len(self.table) <= 1.25 * before
+        return self._widening not in self._queries and len(self.table) > 1.25 * query.table_size
 
     def _store_at(self, query: _Query, put: Put, peers: list[Contact], now: float, now_ms: int) -> None:
         """Send the value to the closest peers, and keep it here if this node is one of them."""

@@ -57,6 +57,7 @@ class Lookup:
         own: this node, which is never asked.
         seeds: contacts to begin with.
         known: gives a contact as this node knows it itself, in the place of what another says; by default as it is said.
+        settled: whether a peer that is named need not be asked: it counts as one that answered and named nobody.
         quorum: peers with values after which it ends early; 0 looks for peers only.
     """
 
@@ -67,6 +68,7 @@ class Lookup:
         seeds: Iterable[Contact],
         *,
         known: Callable[[Contact], Contact] = lambda contact: contact,
+        settled: Callable[[PeerId], bool] = lambda peer: False,
         quorum: int = 0,
         alpha: int = KAD_ALPHA,
         size: int = KAD_K,
@@ -78,6 +80,7 @@ class Lookup:
         self.done = False
         self._own = own
         self._known = known
+        self._settled = settled
         self._alpha = alpha
         self._size = size
         self._asked = 0
@@ -162,7 +165,8 @@ class Lookup:
                 if candidate.contact.addresses != contact.addresses:
                     self._merge(candidate, contact.addresses)
             elif contact.peer_id != self._own and contact.addresses:
-                candidate = _Candidate(self._known(contact), contact.key ^ self.target, _State.NEW, hops)
+                state = _State.ANSWERED if hops > 1 and self._settled(contact.peer_id) else _State.NEW
+                candidate = _Candidate(self._known(contact), contact.key ^ self.target, state, hops)
                 self._candidates[contact.peer_id] = candidate
                 self._order.append(candidate)
         if len(self._order) == before:

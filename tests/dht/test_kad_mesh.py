@@ -107,6 +107,40 @@ def test_the_second_put_skips_the_lookup_until_a_peer_fails() -> None:
     assert found_by(mesh, mesh.nodes[2])[0] == 1
 
 
+def test_meshes_larger_than_k_meet_through_one_node() -> None:
+    mesh = KadMesh(80)
+    for half in (mesh.nodes[:40], mesh.nodes[40:]):
+        for node in half[1:]:
+            mesh.run_query(node, mesh.join(node, half[0]))
+    publish(mesh, 45, 60)
+    assert found_by(mesh, mesh.nodes[5])[0] == 0
+    for node in mesh.nodes[1:40]:
+        mesh.run_query(node, mesh.join(node, mesh.nodes[40]))
+    publish(mesh, 45, 60, sequence=2)
+    for node in mesh.nodes[:40:5]:
+        assert found_by(mesh, node)[0] == 2
+
+
+def test_a_join_that_brings_nothing_new_costs_next_to_nothing() -> None:
+    mesh = joined(60)
+    for number in (7, 23, 51):
+        node, size = mesh.nodes[number], len(mesh.nodes[number].machine.table)
+        outcome = mesh.run_query(node, mesh.join(node, mesh.nodes[2]))
+        assert outcome.hops
+        assert outcome.messages <= 8
+        assert len(node.machine.table) >= size
+
+
+def test_a_node_that_lost_most_of_its_contacts_fills_its_table_again() -> None:
+    mesh = joined(60)
+    node = mesh.nodes[30]
+    size = len(node.machine.table)
+    for contact in node.machine.table.contacts()[: size - 3]:
+        node.machine.table.failed(contact.peer_id, unreachable=True)
+    mesh.run_query(node, mesh.join(node, mesh.nodes[2]))
+    assert len(node.machine.table) > 0.8 * size
+
+
 def test_records_are_gone_after_their_time() -> None:
     mesh = joined(20)
     publish(mesh, 5)
