@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from simulations.observations import LeaseGranted, Observations, unix_ms
 from tessella_p2p.base.errors import TessellaError
@@ -39,7 +40,7 @@ def ledger_problems(seen: Observations, root: bytes) -> Iterator[str]:
     for judged in seen.proofs:
         digest, found = _evidence(judged.proof, seen, root, judged.at_s)
         evidence.setdefault(digest, found)
-    paid: set[tuple[str, str, int, int]] = set()
+    paid: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for entry in seen.journal:
         change = entry.change
         if not isinstance(change, ProofSettled):
@@ -52,15 +53,12 @@ def ledger_problems(seen: Observations, root: bytes) -> Iterator[str]:
             yield f"{what}: the proof does not hold: {backing}"
         else:
             yield from (f"{what}: {problem}" for problem in _unbacked(change, backing))
-        new = {
-            (change.requester, change.request_id, layer, position)
-            for layer in range(*change.layers)
-            for position in range(change.paid_positions)
-        }
-        due = len(new - paid) * MICRO_PER_LAYER_POSITION
+        before = paid.setdefault((change.requester, change.request_id), set())
+        covered = set(product(range(*change.layers), range(change.paid_positions)))
+        due = len(covered - before) * MICRO_PER_LAYER_POSITION
         if change.micro_credits != due:
             yield f"{what}: {due} were due, each layer and position once"
-        paid |= new
+        before |= covered
 
 
 def _unbacked(change: ProofSettled, backing: _Evidence) -> Iterator[str]:

@@ -308,7 +308,8 @@ class MemoryNetwork:
 
     def forget(self, connection: Connection) -> None:
         """The connection is gone."""
-        for peer in [peer for peer, other in self.connections.items() if other is connection]:
+        peer = (connection.far if connection.near is self else connection.near).peer_id
+        if self.connections.get(peer) is connection:
             del self.connections[peer]
             self._events.publish(PeerDisconnected(peer))
 

@@ -130,7 +130,9 @@ class AddressBook:
         """Remember addresses; the newest come first."""
         fresh = [address for address in addresses[:MAX_ADDRESSES] if 0 < len(address) <= MAX_ADDRESS_CHARS]
         known = self._addresses.pop(peer, ())
-        merged = tuple(dict.fromkeys([*fresh, *known]))[:MAX_ADDRESSES]
+        merged = (
+            known if known[: len(fresh)] == tuple(fresh) else tuple(dict.fromkeys([*fresh, *known]))[:MAX_ADDRESSES]
+        )
         if merged:
             self._addresses[peer] = merged
         while len(self._addresses) > MAX_KNOWN_PEERS:
