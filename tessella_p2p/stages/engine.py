@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from tessella_p2p.base.errors import InvalidStep, TessellaError
 from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.wire.frames import DType
@@ -30,25 +33,43 @@ class SessionKey:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleAt:
-    """How the tail draws the token that follows a step's last row.
+class TokenLogprob:
+    """A token and the natural logarithm of its probability in the distribution that a step was sampled from."""
 
-    The draw depends on the logits, ``seed`` and the position of the new token alone, so a resumed run draws the same token.
+    token_id: int
+    logprob: float
 
-    Args:
-        temperature: 0 is greedy.
-        seed: 64 bits.
 
-    Raises:
-        ValueError: a value out of range; messages are validated before one is made, so this is our own bug.
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token that a tail drew.
+
+    Attributes:
+        token_id: the token.
+        logprob: its own log-probability; None unless the session asked for logprobs.
+        top: the most likely tokens, likeliest first; as many as the session asked for.
     """
 
-    temperature: float
-    seed: int
+    token_id: int
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf") or not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"no sampling at temperature {self.temperature} with seed {self.seed}")
+
+class TokenSampler(Protocol):
+    """Draws the tokens of one session from its tail's logits.
+
+    A draw depends on the logits, the session's parameters, the tokens before ``position`` and (seed, position) alone, so a resumed
+    or replayed run draws the same tokens. Called on the engine's thread, one call at a time.
+    """
+
+    def draw(self, logits: npt.NDArray[np.float32], position: int) -> Sampled:
+        """The token at ``position``.
+
+        Args:
+            logits: [vocabulary], finite; read only.
+            position: of the token that is drawn.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +85,8 @@ class StepInput:
     rows: int
     dtype: DType
     body: Buffer
-    sample: SampleAt | None = None
+    sample: TokenSampler | None = None
+    """Asks the tail for the token that follows the last row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +98,26 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """The token that a tail drew."""
+class KvUse:
+    """What a stage's KV holds, for ``/status`` and for admission.
 
-    token_id: int
+    Attributes:
+        page_positions: positions of one page.
+        page_bytes: bytes of one page, over all layers of the stage.
+        pages_total: the budget.
+        pages_used: pages of open sessions; a shared page counts once.
+        pages_cached: pages that only the prefix cache keeps; they make room when a session needs it.
+        prefix_positions_hit: positions that the prefix cache served since the engine was loaded.
+        sessions_evicted: sessions whose KV was given to others since then.
+    """
+
+    page_positions: int
+    page_bytes: int
+    pages_total: int
+    pages_used: int = 0
+    pages_cached: int = 0
+    prefix_positions_hit: int = 0
+    sessions_evicted: int = 0
 
 
 StepAnswer = StepOutput | Sampled | TessellaError | None
@@ -126,7 +164,12 @@ class StageEngine(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, and KV with every slot full."""
+        """Weights, and KV with every page in use."""
+        ...
+
+    @property
+    def kv(self) -> KvUse:
+        """What the KV holds. May be read from another thread while a call runs."""
         ...
 
     @property
@@ -134,27 +177,37 @@ class StageEngine(Protocol):
         """Engines with equal classes give the same bits for the same steps: recipe, library build and instruction set."""
         ...
 
-    def open_session(self, key: SessionKey, max_positions: int) -> None:
-        """Reserve KV for a session.
+    def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
+        """Enter a session. Its KV grows with its positions, in pages.
+
+        Args:
+            key: the session.
+            max_positions: the most that it may have.
+            scope: whose cached prefixes it may use and adds to; empty for none.
 
         Raises:
-            PromptTooLong: ``max_positions`` is over the engine's.
-            Overloaded: every slot is taken.
+            PromptTooLong: ``max_positions`` is over the engine's, or over its whole KV budget.
+            Overloaded: as many sessions as the engine has are open.
             StaleEpoch: this (session, epoch) is open already, or a newer epoch of the session is.
         """
         ...
 
     def close_session(self, key: SessionKey) -> None:
-        """Free a session's KV; an unknown key is fine."""
+        """Free a session's KV, but for what the prefix cache keeps; an unknown key is fine."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the weights and the KV; nothing else may be called afterwards."""
         ...
 
     def forward(self, batch: Sequence[StepInput]) -> list[StepAnswer]:
         """Run one step of each of several sessions; answers are in the order of ``batch``.
 
-        A step's answer has the same bits alone, in any batch and in any split of its rows into steps. Error values:
-        `CacheMiss` (no such session), `PromptTooLong` (over the session's positions), `InvalidStep` (wrong dtype, length, position
-        or token id; a value that is not finite; a second step of one session in the batch). After an error the session stands
-        where it stood before.
+        A step's answer has the same bits alone, in any batch and in any split of its rows into steps. Error values: `CacheMiss` (no
+        such session: never opened, closed, or evicted because it was the least recently used of those that are not in ``batch``),
+        `Overloaded` (the KV budget does not hold the batch), `PromptTooLong` (over the session's positions), `InvalidStep` (wrong
+        dtype, length, position or token id; a value that is not finite; a second step of one session in the batch). After an error
+        the session stands where it stood before.
         """
         ...
 
