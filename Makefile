@@ -1,5 +1,5 @@
 # make demo: set everything up and ask a mesh of real processes a question.   make test: every check.   make help: the rest.
-# ARGS goes to the command:  make demo ARGS="--workers 5 --recipe f32"
+# ARGS goes to the command:  make demo ARGS="--workers 5 --recipe torch-f32"
 
 PYTHON ?= $(firstword $(foreach python,python3 python3.13 python3.12 python3.11,\
 	$(shell command -v $(python) >/dev/null 2>&1 && $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $(python))) python3)

@@ -22,6 +22,7 @@ import trio
 
 from benchmarks.results import Result, of_runs, ratio_of_runs
 from tessella_p2p.cli.demo_mesh import MeshPlan, run_mesh
+from tessella_p2p.model.recipe import DEFAULT_RECIPE
 from tessella_p2p.weights.store import default_models_dir, resolve
 
 MODEL = "smollm2-135m-instruct"
@@ -163,7 +164,7 @@ async def _measure(model: Path, workers: int, recipe: str) -> _Runs:
     return runs
 
 
-async def run(recipe: str = "int4") -> list[Result]:
+async def run(recipe: str = DEFAULT_RECIPE) -> list[Result]:
     """Measure chains of two and three stages."""
     model = resolve(MODEL, default_models_dir())
     results: list[Result] = []

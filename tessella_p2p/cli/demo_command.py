@@ -9,6 +9,7 @@ import click
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.models import models_dir_option
 from tessella_p2p.cli.options import ClientOptions, DemoOptions
+from tessella_p2p.model.recipe import DEFAULT_RECIPE
 from tessella_p2p.weights.catalog import SMOLLM2_135M_INSTRUCT
 from tessella_p2p.weights.store import default_models_dir, resolve
 
@@ -25,10 +26,10 @@ _MAX_WORKERS = 64
 @click.option("--workers", type=click.IntRange(1, _MAX_WORKERS), default=3, show_default=True, metavar="N")
 @click.option(
     "--recipe",
-    type=click.Choice(["f32", "int4"]),
-    default="int4",
+    type=click.Choice(["torch-f32", "torch-int4"]),
+    default=DEFAULT_RECIPE,
     show_default=True,
-    help="f32 is exact, int4 is fast.",
+    help="torch-f32 is exact, torch-int4 is fast.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0.0, 2.0), default=0.0, show_default=True, help="0 is greedy.")

@@ -83,7 +83,7 @@ class MeshPlan:
         model: a catalogue id, or a path to an artifact.
         models_dir: where pulled models are; None is the default.
         workers: how many; they share the model's layers.
-        recipe: ``f32`` or ``int4``.
+        recipe: a name in `model.recipe.RECIPES`.
         layers: pins the range of each worker, or None to let the orchestrator split.
         extra: further flags for every worker.
     """

@@ -29,7 +29,7 @@ class DemoOptions:
         prompt: the question.
         prompts: a file with a JSON list of prompts or of ``{"prompt_ids": [...]}``, in place of ``prompt``.
         workers: how many processes share the model.
-        recipe: ``f32`` or ``int4``.
+        recipe: a name in `model.recipe.RECIPES`.
         max_tokens: the longest answer.
         temperature: 0 is greedy.
         parallel: how many of the prompts are asked at the same time.

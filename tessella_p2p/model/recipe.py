@@ -48,7 +48,7 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         recipe.name: recipe
         for recipe in (
             Recipe(
-                name="f32",
+                name="torch-f32",
                 weight="f32",
                 activation=DType.F32,
                 compute=DType.F32,
@@ -59,7 +59,7 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
                 drift_class="torch-f32",
             ),
             Recipe(
-                name="int4",
+                name="torch-int4",
                 weight="int4",
                 activation=DType.BF16,
                 compute=DType.F32,
@@ -72,6 +72,10 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         )
     }
 )
+
+
+DEFAULT_RECIPE: Final = "torch-int4"
+"""What a mesh computes with unless it is told otherwise."""
 
 
 def recipe_named(name: str) -> Recipe:

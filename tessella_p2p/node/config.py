@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, MAX_BOOTSTRAP, MAX_POSITIONS, MAX_STAGES, MIN_CLAIM_MB
+from tessella_p2p.model.recipe import DEFAULT_RECIPE
 from tessella_p2p.node import settings
 from tessella_p2p.node.peer_address import (
     PeerAddress,
@@ -44,7 +45,7 @@ NOT_SUPPORTED: Final[Mapping[str, tuple[object, str]]] = {
     "public_api_port": (None, "no API address is announced"),
     "public_api_url": (None, "no API address is announced"),
     "device": ("cpu", "layers are computed on the CPU"),
-    "quantization": (None, 'weights are kept as the recipe says, and recipe = "int4" is the small one'),
+    "quantization": (None, 'weights are kept as the recipe says, and recipe = "torch-int4" is the small one'),
     "canary_mode": ("off", "there are no audits that a canary would serve"),
     "model_cache_prune": ("off", "a stage maps its layers out of one local file, so there are no shards to delete"),
     "registration_grace_secs": (None, "a node that is not registered is an entry, and retries for ever"),
@@ -125,7 +126,8 @@ P2pPort = Annotated[Port, Field(description="the TCP port for peers; 0 takes a f
 DataDir = Annotated[FilePath, Field(description="the folder of this node's journal and databases")]
 ModelsDir = Annotated[FilePath, Field(description="the folder of pulled models")]
 RecipeName = Annotated[
-    Literal["f32", "int4"], Field(description="the arithmetic: f32 is exact, int4 is fast; a mesh has one")
+    Literal["torch-f32", "torch-int4"],
+    Field(description="the arithmetic: torch-f32 is exact, torch-int4 is fast; a mesh has one"),
 ]
 MaxPositions = Annotated[
     Annotated[Whole, Field(ge=1, le=MAX_POSITIONS)] | None,
@@ -220,7 +222,7 @@ class NodeConfig(ModelRoleConfig):
         _WORKER,
         Field(description="serve layers within START,END only (END is not included)"),
     ] = None
-    recipe: Annotated[RecipeName, _WORKER] = "int4"
+    recipe: Annotated[RecipeName, _WORKER] = DEFAULT_RECIPE
     threads: Annotated[
         Whole, _WORKER, Field(ge=1, le=1024, description="threads that compute; nodes on one machine share its cores")
     ] = Field(default_factory=_default_threads)
@@ -299,7 +301,7 @@ class OrchestratorConfig(ModelRoleConfig):
     p2p_port: P2pPort = 9090
     data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("orchestrator"))
     models_dir: ModelsDir = Field(default_factory=default_models_dir)
-    recipe: RecipeName = "int4"
+    recipe: RecipeName = DEFAULT_RECIPE
     max_positions: MaxPositions = None
     min_stages: Annotated[
         Whole,

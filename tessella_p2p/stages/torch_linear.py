@@ -92,7 +92,7 @@ def _fits_int4(matrices: Sequence[StoredMatrix]) -> bool:
 
 def _packed_f32(weight: Tensor) -> Linear:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        raise NotCertified("the recipe f32 needs a build of torch with oneDNN")
+        raise NotCertified("the recipe torch-f32 needs a build of torch with oneDNN")
     columns = weight.shape[1]
     num_blocks = -(-columns // MAX_BLOCK)
     width = -(-columns // (num_blocks * _BLOCK_MULTIPLE)) * _BLOCK_MULTIPLE

@@ -51,7 +51,7 @@ def test_the_flags_of_the_demos_workers_are_understood() -> None:
             "--model-id",
             "m",
             "--recipe",
-            "f32",
+            "torch-f32",
             "--vram-gb",
             "4",
         ),
@@ -70,7 +70,7 @@ def test_the_flags_of_the_demos_workers_are_understood() -> None:
         *("--ready-file", "r.json", "--exit-with-stdin", "--layers", "0,10", "--models-dir", "~/m"),
     )
     assert config.bootstrap == tuple(BOOTSTRAP)
-    assert (config.vram_mb, config.recipe, config.threads, config.default_model) == (4096, "f32", 1, "m")
+    assert (config.vram_mb, config.recipe, config.threads, config.default_model) == (4096, "torch-f32", 1, "m")
     assert (config.ready_file, config.exit_with_stdin) == (Path("r.json"), True)
     assert config.models_dir == Path("~/m").expanduser()
 
@@ -88,7 +88,7 @@ def test_a_claim_in_gb_is_the_claim_in_mb(whole: int, part: float) -> None:
         (("--vram-gb", "inf"), "--vram-gb inf: a number of GB"),
         (("--vram-gb", "0.1"), "--vram-gb 0.1, in MB = 102: .*256"),
         (("--vram-mb", "much"), "--vram-mb = 'much': .*integer"),
-        (("--recipe", "q"), "--recipe = 'q': .*'f32' or 'int4'"),
+        (("--recipe", "q"), "--recipe = 'q': .*'torch-f32' or 'torch-int4'"),
         (("--bootstrap", "nowhere"), "--bootstrap = 'nowhere': .*no multiaddr"),
         (("--no-allow-private-addrs",), "--allow-private-addrs = False: not supported yet"),
         (("--canary-mode", "echo"), "--canary-mode = 'echo': not supported yet"),

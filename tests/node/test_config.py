@@ -90,7 +90,7 @@ _words = st.text("abcdefghijklmnop-./_0123456789", min_size=1, max_size=20)
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "vram_mb": st.integers(256, 1 << 20),
     "api_port": st.integers(0, 65_535),
-    "recipe": st.sampled_from(["f32", "int4"]),
+    "recipe": st.sampled_from(["torch-f32", "torch-int4"]),
     "layers": st.tuples(st.integers(0, 40), st.integers(41, 80)).map(list),
     "threads": st.integers(1, 64),
     "max_input_tokens": st.integers(1, 1 << 20),
@@ -185,7 +185,7 @@ def test_a_token_is_never_shown() -> None:
         ("[worker]\nlayers = [1.5, 3]", r"layers = \[1.5, 3\]: two layer numbers"),
         ('[worker]\napi_host = "localhost.example"', r"api_host = .*does not appear to be an IPv4 or IPv6 address"),
         ("[worker]\napi_port = 70000", r"api_port = 70000: .*less than or equal to 65535"),
-        ('[worker]\nrecipe = "int5"', r"recipe = 'int5': .*'f32' or 'int4'"),
+        ('[worker]\nrecipe = "int5"', r"recipe = 'int5': .*'torch-f32' or 'torch-int4'"),
         ("p2p_inference_timeout_secs = inf", r"p2p_inference_timeout_secs = inf: .*"),
         ("p2p_inference_timeout_secs = 0", r"p2p_inference_timeout_secs = 0: .*greater than 0"),
         ('bootstrap = ["/ip4/203.0.113.7/tcp/9070"]', r"bootstrap = .* has no /p2p/PEER_ID"),

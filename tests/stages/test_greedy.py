@@ -1,4 +1,4 @@
-"""The real model, token for token: the F32 recipe against transformers (``tests/data/greedy_f32.json``), for several splits."""
+"""The real model, token for token: the recipe `torch-f32` against transformers (``tests/data/greedy_f32.json``), for several splits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_f32_says_what_transformers_says(
     smollm2_path: Path, cuts: tuple[int, ...], cases: tuple[int, ...], most: int
 ) -> None:
     engines = [
-        load_engine(smollm2_path, LayerRange(*layers), RECIPES["f32"], max_positions=256) for layers in pairwise(cuts)
+        load_engine(smollm2_path, LayerRange(*layers), RECIPES["torch-f32"], max_positions=256)
+        for layers in pairwise(cuts)
     ]
     wanted = {case: expected(case, most) for case in cases}
     assert all(len(ids) >= 8 for ids in wanted.values())

@@ -74,10 +74,10 @@ def test_f32_is_the_reference_within_float32(tmp_path: Path, matrices: GgmlType,
     path = tmp_path / "tiny.gguf"
     path.write_bytes(build(metadata, tensors))
     reference = ReferenceLlama(metadata, tensors)
-    head = load_engine(path, LayerRange(0, 2), RECIPES["f32"])
+    head = load_engine(path, LayerRange(0, 2), RECIPES["torch-f32"])
     rows = floats(head, play([head], {0: PROMPT}, alone({0: PROMPT}, 37)).rows[0])
     assert np.abs(rows - reference.hidden(PROMPT, 2)).max() < 2e-4
-    tokens = play([load_engine(path, WHOLE, RECIPES["f32"])], {0: PROMPT}, alone({0: PROMPT}, 1)).tokens
+    tokens = play([load_engine(path, WHOLE, RECIPES["torch-f32"])], {0: PROMPT}, alone({0: PROMPT}, 1)).tokens
     logits = reference.logits(PROMPT)
     for position in range(1, len(PROMPT) + 1):
         row = logits[position - 1]
@@ -88,7 +88,7 @@ def test_int4_stays_close_to_the_reference(tmp_path: Path) -> None:
     metadata, tensors = tiny_llama(matrices=GgmlType.Q4_1)
     path = tmp_path / "tiny.gguf"
     path.write_bytes(build(metadata, tensors))
-    engine = load_engine(path, LayerRange(0, 2), RECIPES["int4"])
+    engine = load_engine(path, LayerRange(0, 2), RECIPES["torch-int4"])
     rows = floats(engine, play([engine], {0: PROMPT}, alone({0: PROMPT}, 37)).rows[0])
     expected = ReferenceLlama(metadata, tensors).hidden(PROMPT, 2)
     error = np.sqrt(((rows - expected) ** 2).mean() / (expected**2).mean())
@@ -128,7 +128,7 @@ def test_a_middle_stage_loads_from_a_file_whose_other_tensors_are_zeros(tmp_path
     for name, content in (("whole", tensors), ("sparse", middle)):
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(build(metadata, content))
-        engine = load_engine(path, LayerRange(1, 2), RECIPES["f32"])
+        engine = load_engine(path, LayerRange(1, 2), RECIPES["torch-f32"])
         engine.open_session(key_of(1), 8)
         body = hidden_body(engine, np.linspace(-1, 1, 3 * 64, dtype=np.float32))
         (answer,) = engine.forward([StepInput(key_of(1), 0, 3, DType.F32, body)])
@@ -192,7 +192,7 @@ def test_finite_rows_that_overflow_leave_nothing_behind(tmp_path: Path) -> None:
     tensors["blk.1.attn_v.weight"] = tiny_floats(np.full((32, 64), 3e38, np.float32))
     path = tmp_path / "tiny.gguf"
     path.write_bytes(build(metadata, tensors))
-    engine = load_engine(path, LayerRange(1, 2), RECIPES["f32"], max_sessions=1)
+    engine = load_engine(path, LayerRange(1, 2), RECIPES["torch-f32"], max_sessions=1)
     engine.open_session(key_of(1), 8)
     zeros = StepInput(key_of(1), 0, 2, DType.F32, bytes(512))  # the only rows that such values leave finite
     (refused,) = engine.forward([StepInput(key_of(1), 0, 3, DType.F32, np.ones(192, "<f4").tobytes())])
@@ -263,17 +263,17 @@ def test_a_stage_says_what_it_is(load: Load) -> None:
 
 def test_the_models_context_bounds_the_positions(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path)
-    assert load_engine(path, WHOLE, RECIPES["f32"]).max_positions == 512
+    assert load_engine(path, WHOLE, RECIPES["torch-f32"]).max_positions == 512
 
 
 def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path)
     with pytest.raises(ArtifactError, match="2–4"):
-        load_engine(path, LayerRange(2, 4), RECIPES["f32"])
+        load_engine(path, LayerRange(2, 4), RECIPES["torch-f32"])
     for numbers in ({"threads": 0}, {"max_sessions": 0}, {"max_sessions": 10**6}, {"max_positions": 0}):
         with pytest.raises(ConfigurationError):
-            load_engine(path, WHOLE, RECIPES["f32"], **numbers)
+            load_engine(path, WHOLE, RECIPES["torch-f32"], **numbers)
     metadata, tensors = tiny_llama(metadata={"general.architecture": "mamba"})
     path.write_bytes(build(metadata, tensors))
     with pytest.raises(NotCertified, match="mamba"):
-        load_engine(path, WHOLE, RECIPES["f32"])
+        load_engine(path, WHOLE, RECIPES["torch-f32"])
