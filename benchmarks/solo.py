@@ -18,12 +18,13 @@ from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.base.limits import PREFILL_CHUNK
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.recipe import recipe_named
-from tessella_p2p.stages.engine import SampleAt, Sampled, SessionKey, StepInput
+from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput
 from tessella_p2p.stages.loading import load_engine
+from tessella_p2p.stages.sampler import Sampler, SamplingParams
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.frames import DType
 
-_GREEDY = SampleAt(0.0, 0)
+_GREEDY = Sampler(SamplingParams())
 
 
 async def _generate(

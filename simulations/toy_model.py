@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.entry.codec import TextDecoder
-from tessella_p2p.stages.engine import SampleAt, Sampled, SessionKey, StepInput
+from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput
+from tessella_p2p.stages.sampler import Sampler, SamplingParams
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
 
@@ -58,11 +59,12 @@ def whole_model_tokens(
     engine = ToyEngine(model, LayerRange(0, model.layers), max_positions=len(prompt) + max_tokens)
     key = SessionKey(SessionId(bytes(16)), 0)
     engine.open_session(key, len(prompt) + max_tokens)
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=seed))
     tokens: list[int] = []
     ids, position = list(prompt), 0
     while len(tokens) < max_tokens:
         body = b"".join(token.to_bytes(4, "little") for token in ids)
-        (answer,) = engine.forward([StepInput(key, position, len(ids), DType.U32, body, SampleAt(temperature, seed))])
+        (answer,) = engine.forward([StepInput(key, position, len(ids), DType.U32, body, sampler)])
         assert isinstance(answer, Sampled)
         position += len(ids)
         ids = [answer.token_id]

@@ -154,6 +154,10 @@ MAX_PREFILL_ROWS_PER_TURN = 256
 """Prompt rows that one turn of a stage computes while nobody decodes."""
 PREFILL_ROWS_BESIDE_DECODES = 64
 """Prompt rows that one turn computes beside decoding sessions, so that a long prompt does not starve them."""
+KV_IDLE_S = 10.0
+"""A session that has had no step for so long may lose its KV to others: longer than one round over a route takes."""
+MAX_EVICTED_REMEMBERED = 1024
+"""Evicted sessions whose next step is told so."""
 
 # Chat templates and prompts
 MAX_TEMPLATE_CHARS = 64 * KIB
@@ -283,3 +287,19 @@ HELD_RETRY_S = 24 * 3600.0
 OPENS_PER_S = 100.0
 OPEN_BURST = 200
 """Chain-opens that one upstream may have verified."""
+
+# Sampling
+MAX_LOGIT_BIASES = 300
+"""Biased tokens of one request."""
+MAX_TOP_LOGPROBS = 20
+"""Alternatives that come with one token."""
+MAX_HISTORY_IDS = 24 * KIB
+"""Token ids that a chain-open gives the tail's penalties: 96 KiB of it."""
+MAX_OPEN_BYTES = 160 * KIB
+"""A sealed chain-open: the history, the addresses, and the rest. A control frame holds it and its capability."""
+
+# Recipes
+MAX_DRIFT_CLASS_CHARS = 64
+"""The part of a published recipe's name behind the ``@``."""
+QUANTIZE_CHUNK_BYTES = 16 * MIB
+"""Float32 numbers that exist at once while a matrix is converted at load."""

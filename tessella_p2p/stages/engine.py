@@ -34,7 +34,7 @@ class SessionKey:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and the natural logarithm of its probability in the distribution that a step was sampled from."""
+    """A token and the natural logarithm of its probability, as the model gives it: before penalties, temperature and truncation."""
 
     token_id: int
     logprob: float
@@ -145,6 +145,11 @@ class StageEngine(Protocol):
     @property
     def hidden_size(self) -> int:
         """Elements of one row of hidden states (``d_model``)."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this; a tail's logits are as many."""
         ...
 
     @property

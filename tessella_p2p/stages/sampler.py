@@ -1,17 +1,107 @@
-"""Drawing a token from logits: a pure function of the logits, the seed and the position.
+"""Drawing tokens from logits: pure, and repeatable from the tokens before it, the seed and the position alone.
 
-No generator has a state, so a draw does not depend on the batch that it ran in, on what was drawn before, or on the node; a route that
-is rebuilt in the middle of an answer goes on with the same tokens, and an auditor repeats a single draw.
+No generator has a state, so a draw does not depend on the batch that it ran in or on the node; a route that is rebuilt in the middle of
+an answer goes on with the same tokens, and an auditor repeats a single draw.
+
+The order, with its sources:
+
+1. ``logit_bias`` is added (OpenAI; first in vLLM and in llama.cpp's chain too).
+2. Repetition penalty, over prompt and answer: a positive logit is divided by it, any other multiplied (CTRL, Keskar et al. 2019, as
+   transformers' ``RepetitionPenaltyLogitsProcessor``).
+3. ``frequency_penalty · count + presence_penalty`` is subtracted, over the answer alone (OpenAI; placed as in vLLM).
+4. Temperature 0 takes the largest; else the logits are divided by it.
+5. Top-k, then top-p, then min-p, each over what the one before left: transformers' order of warpers. Equal logits: the lowest id first.
+6. The cumulative distribution of what is left, in the order of ids, is inverted at `uniform_at` (seed, position).
+
+Logprobs are the model's own: the log-softmax of its logits before step 1, whatever is done to them afterwards, as OpenAI's, vLLM's
+``raw_logprobs`` and llama.cpp's are.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tessella_p2p.base.errors import InvalidRequest
+from tessella_p2p.base.limits import MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
+from tessella_p2p.stages.engine import Sampled, TokenLogprob
+from tessella_p2p.stages.opening import Opening
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
 _DRAW_DOMAIN = b"tessella draw"
+_FIRST_LOOK = 256
+"""How many of the likeliest tokens top-p sorts at first: nearly always enough, and far cheaper than the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a session's tokens are drawn; the module says in which order. The defaults change nothing: greedy.
+
+    Args:
+        temperature: 0 is greedy.
+        top_k: how many of the likeliest may be drawn; 0 is off.
+        top_p: the least probability that those which may be drawn have together; 1 is off. One token is always left.
+        min_p: the least probability of one of them, as a share of the likeliest one's; 0 is off.
+        presence_penalty: subtracted from the logit of each token of the answer so far.
+        frequency_penalty: subtracted as often as the token is in the answer.
+        repetition_penalty: of tokens of prompt and answer; 1 is off, above makes them less likely.
+        logit_bias: (token id, what is added to its logit), each id once.
+        seed: 64 bits.
+        logprobs: whether a draw tells its token's log-probability.
+        num_top: of how many of the likeliest tokens it tells that, too.
+
+    Raises:
+        ValueError: out of these ranges. What comes from outside is checked before.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    logprobs: bool = False
+    num_top: int = 0
+
+    def __post_init__(self) -> None:
+        biased = [token for token, _ in self.logit_bias]
+        within = (
+            0.0 <= self.temperature < math.inf
+            and self.top_k >= 0
+            and 0.0 <= self.top_p <= 1.0
+            and 0.0 <= self.min_p <= 1.0
+            and math.isfinite(self.presence_penalty)
+            and math.isfinite(self.frequency_penalty)
+            and 0.0 < self.repetition_penalty < math.inf
+            and len(biased) <= MAX_LOGIT_BIASES
+            and len(set(biased)) == len(biased)
+            and all(token >= 0 and math.isfinite(bias) for token, bias in self.logit_bias)
+            and 0 <= self.seed < 2**64
+            and 0 <= self.num_top <= (MAX_TOP_LOGPROBS if self.logprobs else 0)
+        )
+        if not within:
+            raise ValueError(f"no sampling: {self}")
+
+    @property
+    def counts_answer(self) -> bool:
+        """Whether a draw depends on the tokens of the answer before it."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def counts_prompt(self) -> bool:
+        """Whether a draw depends on the tokens of the prompt."""
+        return self.repetition_penalty != 1.0
 
 
 def uniform_at(seed: int, position: int) -> float:
@@ -22,24 +112,159 @@ def uniform_at(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def draw(logits: npt.NDArray[np.float32], temperature: float, seed: int, position: int) -> int:
-    """The token at ``position``.
+class Sampler:
+    """The draws of one session; implements `engine.TokenSampler`.
 
-    Temperature 0 takes the largest logit, the lowest id among equals. Otherwise the cumulative distribution of
-    ``softmax(logits / temperature)`` is inverted at `uniform_at`, in float64.
+    It learns the tokens of the answer by drawing them. A draw at a position that was drawn before forgets what came from there on, so
+    that it gives the same token again.
 
     Args:
-        logits: [vocabulary] float32, finite.
-        temperature: not negative.
-        seed: 64 bits.
-        position: of the token that is drawn.
+        params: how to draw.
+        prompt: token ids of the prompt, in any order, where the repetition penalty counts them.
+        answer: the answer before the first draw, where a penalty counts it: a session that is resumed goes on as if it never stopped.
     """
-    if temperature == 0.0:
-        return int(np.argmax(logits))
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int] = (), answer: Sequence[int] = ()) -> None:
+        self.params = params
+        self._prompt: Ids = np.unique(np.array(prompt if params.counts_prompt else (), np.int64))
+        self._counts: Counter[int] = Counter(answer if params.counts_answer else ())
+        self._drawn: list[tuple[int, int]] = []  # (position, token), rising
+        self._biased: Ids = np.array([token for token, _ in params.logit_bias], np.int64)
+        self._biases: Floats = np.array([bias for _, bias in params.logit_bias], np.float64)
+        self._is_plain = not (params.counts_answer or params.logit_bias)
+
+    def draw(self, logits: npt.NDArray[np.float32], position: int) -> Sampled:
+        """See `engine.TokenSampler.draw`.
+
+        Raises:
+            ValueError: a token of the prompt, the answer or the bias is out of the vocabulary; to be checked before the session begins.
+        """
+        params = self.params
+        self._rewind(position)
+        if self._is_plain and params.temperature == 0.0:
+            token = int(np.argmax(logits))
+        else:
+            shifted = self._shifted(logits)
+            token = int(np.argmax(shifted)) if params.temperature == 0.0 else self._drawn_from(shifted, position)
+        if params.counts_answer:
+            self._drawn.append((position, token))
+            self._counts[token] += 1
+        return _with_logprobs(logits, token, params.num_top) if params.logprobs else Sampled(token)
+
+    def _rewind(self, position: int) -> None:
+        while self._drawn and self._drawn[-1][0] >= position:
+            _, token = self._drawn.pop()
+            self._counts[token] -= 1
+            if not self._counts[token]:
+                del self._counts[token]
+
+    def _shifted(self, logits: npt.NDArray[np.float32]) -> Floats:
+        """The logits with bias and penalties, [vocabulary] float64."""
+        params = self.params
+        shifted = logits.astype(np.float64)
+        for ids in (self._biased, self._prompt):
+            if len(ids) and int(ids.max()) >= len(shifted):
+                raise ValueError(f"token {ids.max()} of a vocabulary of {len(shifted)}")
+        if len(self._biased):
+            shifted[self._biased] += self._biases
+        if not params.counts_answer:
+            return shifted
+        answer: Ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
+        if len(answer) and int(answer.max()) >= len(shifted):
+            raise ValueError(f"token {answer.max()} of a vocabulary of {len(shifted)}")
+        if params.repetition_penalty != 1.0:
+            is_there = np.zeros(len(shifted), np.bool_)
+            is_there[self._prompt] = is_there[answer] = True
+            seen = shifted[is_there]
+            shifted[is_there] = np.where(seen > 0.0, seen / params.repetition_penalty, seen * params.repetition_penalty)
+        counts = np.fromiter(self._counts.values(), np.float64, len(self._counts))
+        shifted[answer] -= params.frequency_penalty * counts + params.presence_penalty
+        return shifted
+
+    def _drawn_from(self, shifted: Floats, position: int) -> int:
+        params = self.params
+        ids: Ids | None = None  # None: all of them
+        kept = shifted
+        if 0 < params.top_k < len(shifted):
+            ids = np.sort(_largest(shifted, params.top_k))
+            kept = shifted[ids]
+        # The largest becomes 0 before the division, so that no temperature, however small, gives inf − inf.
+        with np.errstate(over="ignore"):
+            weights = np.exp((kept - kept.max()) / params.temperature)
+        if params.top_p < 1.0:
+            chosen = _nucleus(weights, params.top_p)
+            ids, weights = chosen if ids is None else ids[chosen], weights[chosen]
+        if params.min_p > 0.0:
+            chosen = np.flatnonzero(weights >= params.min_p)  # the largest weight is 1
+            ids, weights = chosen if ids is None else ids[chosen], weights[chosen]
+        cumulative = np.cumsum(weights)
+        # u·total < total, so the index is at most the last one with a positive weight.
+        index = int(np.searchsorted(cumulative, uniform_at(params.seed, position) * cumulative[-1], side="right"))
+        return index if ids is None else int(ids[index])
+
+
+def sampler_for(opening: Opening, vocabulary: int) -> Sampler:
+    """What a tail draws the tokens of a session with, from its verified chain-open.
+
+    Raises:
+        InvalidRequest: a biased token, or one of the history, is out of the vocabulary; the entry is at fault.
+    """
+    body = opening.body
+    asked = body.sampling
+    history = np.frombuffer(body.history, "<u4")
+    named = [*(token for token, _ in asked.logit_bias), int(history.max(initial=0))]
+    if max(named) >= vocabulary:
+        raise InvalidRequest(
+            f"token {max(named)} of the bias or the history is out of the vocabulary of {vocabulary}"
+        ).blame(opening.entry)
+    params = SamplingParams(
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty,
+        logit_bias=asked.logit_bias,
+        seed=asked.seed,
+        logprobs=body.output == "logprobs",
+        num_top=asked.num_top,
+    )
+    answer_from = len(history) - body.history_answer
+    return Sampler(params, history[:answer_from].tolist(), history[answer_from:].tolist())
+
+
+def _largest(values: npt.NDArray[np.floating], count: int) -> Ids:
+    """Indices of the ``count`` largest values, largest first; of equal ones the lowest index first. No sort of all of them."""
+    if count >= len(values):
+        chosen = np.arange(len(values))
+    else:
+        last = np.partition(values, len(values) - count)[len(values) - count]
+        above = np.flatnonzero(values > last)
+        chosen = np.concatenate([above, np.flatnonzero(values == last)[: count - len(above)]])
+    return chosen[np.lexsort((chosen, -values[chosen]))]
+
+
+def _nucleus(weights: Floats, top_p: float) -> Ids:
+    """Indices, rising, of the fewest largest weights that have ``top_p`` of the sum; at least one (Holtzman et al. 2019)."""
+    wanted = top_p * float(weights.sum())
+    count = _FIRST_LOOK
+    while True:
+        order = _largest(weights, count)
+        reached = np.cumsum(weights[order])
+        # Where the sum's rounding leaves `wanted` just out of reach, all of them are the nucleus.
+        needed = int(np.searchsorted(reached, wanted, side="left")) + 1
+        if needed <= len(order) or len(order) == len(weights):
+            return np.sort(order[:needed])
+        count *= 8
+
+
+def _with_logprobs(logits: npt.NDArray[np.float32], token: int, num_top: int) -> Sampled:
     wide = logits.astype(np.float64)
-    # The largest becomes 0 before the division, so that no temperature, however small, gives inf − inf.
-    with np.errstate(over="ignore"):
-        weights = np.exp((wide - wide.max()) / temperature)
-    cumulative = np.cumsum(weights)
-    # u·total < total, so the index is at most the last one with a positive weight.
-    return int(np.searchsorted(cumulative, uniform_at(seed, position) * cumulative[-1], side="right"))
+    largest = wide.max()
+    total = largest + math.log(float(np.exp(wide - largest).sum()))
+    # A logprob is at most 0, and rounding must not make it more.
+    top = tuple(
+        TokenLogprob(int(i), min(float(wide[i]) - total, 0.0)) for i in (_largest(logits, num_top) if num_top else ())
+    )
+    return Sampled(token, min(float(wide[token]) - total, 0.0), top)

@@ -18,7 +18,6 @@ from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import Recipe
 from tessella_p2p.stages.engine import Sampled, SessionKey, StepAnswer, StepInput, StepOutput, check_body
-from tessella_p2p.stages.sampler import draw
 from tessella_p2p.stages.sessions import OpenSession, SessionTable
 from tessella_p2p.stages.torch_attention import Attention, KvArena, Segment, rope_tables
 from tessella_p2p.stages.torch_weights import TORCH_DTYPES, LayerWeights, StageWeights, embed, load_weights
@@ -62,6 +61,7 @@ class TorchEngine:
         self.is_head = config.is_head(layers)
         self.is_tail = config.is_tail(layers)
         self.hidden_size = config.hidden
+        self.vocabulary = config.vocabulary
         self.wire_dtype = recipe.wire_dtype
         self.max_sessions = max_sessions
         self.max_positions = max_positions
@@ -110,7 +110,7 @@ class TorchEngine:
         """See `engine.StageEngine.drift_class`."""
         return f"{self.recipe.drift_class}@{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}".lower()
 
-    def open_session(self, key: SessionKey, max_positions: int) -> None:
+    def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `engine.StageEngine.open_session`."""
         self._sessions.open(key, max_positions)
 
@@ -231,4 +231,4 @@ class TorchEngine:
     def _draw(self, work: _Work, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Sampled:
         sample = work.step.sample
         assert sample is not None
-        return Sampled(draw(logits, sample.temperature, sample.seed, work.session.position))
+        return sample.draw(logits, work.session.position)

@@ -11,11 +11,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from tessella_p2p.base.errors import InvalidStep
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
-from tessella_p2p.stages.engine import Sampled, SessionKey, StepAnswer, StepInput, StepOutput, check_body
-from tessella_p2p.stages.sampler import uniform_at
+from tessella_p2p.stages.engine import SessionKey, StepAnswer, StepInput, StepOutput, check_body
 from tessella_p2p.stages.sessions import OpenSession, SessionTable
 from tessella_p2p.wire.frames import DType
 
@@ -39,6 +41,11 @@ class ToyModel:
     def hash(self, *parts: bytes) -> bytes:
         """32 bytes from ``parts``, each of which has a fixed length."""
         return hashlib.blake2b(b"".join(parts), digest_size=_ROW_BYTES, key=self.salt).digest()
+
+    def logits(self, row: bytes) -> npt.NDArray[np.float32]:
+        """[vocabulary] float32 from the last row: uniform in [0, 8), in steps so fine that equal ones are rare."""
+        numbers = np.frombuffer(hashlib.shake_128(row).digest(2 * self.vocabulary), "<u2")
+        return numbers.astype(np.float32) * np.float32(2**-13)
 
 
 class ToyEngine:
@@ -66,6 +73,7 @@ class ToyEngine:
         self.is_head = layers.start == 0
         self.is_tail = layers.end == model.layers
         self.hidden_size = _ROW_BYTES // DType.F32.size
+        self.vocabulary = model.vocabulary
         self.wire_dtype = DType.F32
         self.max_sessions = max_sessions
         self.max_positions = max_positions
@@ -74,7 +82,7 @@ class ToyEngine:
         self._sessions = SessionTable(max_sessions, max_positions)
         self._chains: dict[SessionKey, list[bytes]] = {}
 
-    def open_session(self, key: SessionKey, max_positions: int) -> None:
+    def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `engine.StageEngine.open_session`."""
         self._sessions.open(key, max_positions)
         self._chains[key] = [bytes(_ROW_BYTES)] * len(self.layers)
@@ -115,9 +123,7 @@ class ToyEngine:
             return StepOutput(b"".join(rows), self.wire_dtype)
         if step.sample is None:
             return None
-        noise = uniform_at(step.sample.seed, session.position) if step.sample.temperature else 0.0
-        drawn = int.from_bytes(rows[-1], "little") + int(noise * self.model.vocabulary)
-        return Sampled(drawn % self.model.vocabulary)
+        return step.sample.draw(self.model.logits(rows[-1]), session.position)
 
     def _rows(self, step: StepInput) -> list[bytes] | InvalidStep:
         """The rows that enter the first layer, each 32 bytes."""

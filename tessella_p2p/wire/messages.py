@@ -6,9 +6,9 @@ key; amounts are integer micro-credits.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from tessella_p2p.base.errors import MalformedMessage
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -18,11 +18,16 @@ from tessella_p2p.base.limits import (
     MAX_ADDRESSES,
     MAX_DIGEST_MARKS,
     MAX_EPOCHS,
+    MAX_HISTORY_IDS,
     MAX_LISTED_STAGES,
+    MAX_LOGIT_BIASES,
     MAX_MODEL_LAYERS,
+    MAX_OPEN_BYTES,
     MAX_POSITIONS,
     MAX_PROOFS_PER_BATCH,
     MAX_STAGES,
+    MAX_TOP_LOGPROBS,
+    MAX_VOCABULARY,
 )
 from tessella_p2p.wire.envelope import Message
 from tessella_p2p.wire.keys import public_key_of
@@ -286,17 +291,60 @@ class RouteStage(Message):
     addresses: Addresses
 
 
-class Sampling(Message):
-    """How the tail draws. Temperature 0 is greedy; else the draw at a position depends on (seed, position) alone."""
+def _has_each_id_once(biases: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    if len({token for token, _ in biases}) != len(biases):
+        raise ValueError("a token has two biases")
+    return biases
 
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
+
+def _holds_whole_ids(value: bytes) -> bytes:
+    if len(value) % 4:
+        raise ValueError(f"{len(value)} bytes are no u32 ids")
+    return value
+
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+LogitBias = Annotated[
+    tuple[
+        tuple[
+            Annotated[int, Field(ge=0, lt=MAX_VOCABULARY)],
+            Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)],
+        ],
+        ...,
+    ],
+    Field(max_length=MAX_LOGIT_BIASES),
+    AfterValidator(_has_each_id_once),
+]
+
+
+class Sampling(Message):
+    """How the tail draws; `stages.sampler` says in which order. The defaults are greedy, and change no logit.
+
+    A draw depends on the logits, these, the history and (seed, position) alone. ``num_top`` is how many alternatives come with a
+    token, where the output is ``logprobs``.
+    """
+
+    temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] = 0.0
+    top_k: Annotated[int, Field(ge=0, le=MAX_VOCABULARY)] = 0
+    top_p: Probability = 1.0
+    min_p: Probability = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.1, le=10.0, allow_inf_nan=False)] = 1.0
+    logit_bias: LogitBias = ()
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    num_top: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
 
 
 class ChainOpen(Message):
     """The entry opens (session, epoch) on a route. Domain `CHAIN_OPEN`, audience anyone; it travels head → tail as it is.
 
-    ``digest_key`` keys every digest of the session: stages and auditors have it, the orchestrator never does.
+    ``digest_key`` keys every digest of the session: stages and auditors have it, the orchestrator never does. ``cache_scope`` names
+    whose cached prefixes the stages may use; empty for none.
+
+    ``history`` is what the tail's penalties have to know, as little-endian u32 ids: where they count the prompt, its distinct ids;
+    then, where they count the answer, its first ``history_answer`` tokens in order, which an earlier epoch brought. Else it is empty.
     """
 
     session: Session
@@ -308,10 +356,21 @@ class ChainOpen(Message):
     route: Annotated[tuple[RouteStage, ...], Field(min_length=1, max_length=MAX_STAGES)]
     entry_addresses: Addresses
     max_positions: Positions
-    output: Literal["tokens"] = "tokens"
+    output: Literal["tokens", "logprobs"] = "tokens"
     sampling: Sampling
+    history: Annotated[bytes, Field(max_length=4 * MAX_HISTORY_IDS), AfterValidator(_holds_whole_ids)] = b""
+    history_answer: Annotated[int, Field(ge=0, le=MAX_HISTORY_IDS)] = 0
+    cache_scope: Annotated[bytes, Field(max_length=32)] = b""
     digest_key: Digest
     ticket: Sealed | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if 4 * self.history_answer > len(self.history):
+            raise ValueError("an answer that is longer than the history")
+        if self.sampling.num_top and self.output != "logprobs":
+            raise ValueError("alternatives without logprobs")
+        return self
 
 
 class CapabilityGrant(Message):
@@ -329,7 +388,7 @@ class CapabilityGrant(Message):
 class OpenFrame(Message):
     """Payload of an OPEN frame: the chain-open envelope, and the capability envelope for its tail."""
 
-    open: Sealed
+    open: Annotated[bytes, Field(min_length=1, max_length=MAX_OPEN_BYTES)]
     capability: Sealed
 
 

@@ -30,11 +30,12 @@ from tessella_p2p.base.limits import (
     RECEIPT_PATIENCE_S,
     SESSION_IDLE_S,
 )
-from tessella_p2p.stages.engine import Buffer, SampleAt, Sampled, SessionKey, StepInput, StepOutput
+from tessella_p2p.stages.engine import Buffer, Sampled, SessionKey, StepInput, StepOutput, TokenSampler
 from tessella_p2p.stages.faults import error_frame, error_of
 from tessella_p2p.stages.frame_link import FrameLink, Unread
 from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.opening import Opening
+from tessella_p2p.stages.sampler import sampler_for
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.work import Confirmed, WorkMeter, seal_receipt
 from tessella_p2p.wire import messages as m
@@ -81,6 +82,7 @@ class StageSession:
         self._key = SessionKey(*opening.key)
         self._intake = StepIntake.for_engine(stage.engine, opening.body.max_positions, opening.index)
         self._meter = WorkMeter(opening.body.digest_key)
+        self._sampler: TokenSampler | None = None
         self._steps: deque[_Waiting] = deque()
         self._step_arrived = trio.Event()
         self._down: FrameLink | None = None
@@ -201,6 +203,8 @@ class StageSession:
             for older in self._predecessors:
                 await older.freed.wait()
             body = self._opening.body
+            if self._opening.is_tail:
+                self._sampler = sampler_for(self._opening, self._stage.engine.vocabulary)
             await self._stage.open(self._key, body.max_positions, len(body.route))
             await self._connect(outliving)
             while True:
@@ -259,8 +263,6 @@ class StageSession:
 
     async def _step(self, waiting: _Waiting) -> None:
         frame, opening = waiting.frame, self._opening
-        sampling = opening.body.sampling
-        wants_token = opening.is_tail and bool(frame.flags & Flag.SAMPLE)
         result = await self._stage.step(
             StepInput(
                 session=self._key,
@@ -268,7 +270,7 @@ class StageSession:
                 rows=frame.rows,
                 dtype=frame.dtype,
                 body=frame.body,
-                sample=SampleAt(sampling.temperature, sampling.seed) if wants_token else None,
+                sample=self._sampler if frame.flags & Flag.SAMPLE else None,
             )
         )
         output = result.output

@@ -10,13 +10,22 @@ import numpy as np
 
 from tessella_p2p.base.errors import TessellaError
 from tessella_p2p.base.ids import SessionId
-from tessella_p2p.stages.engine import SampleAt, Sampled, SessionKey, StageEngine, StepAnswer, StepInput, StepOutput
+from tessella_p2p.stages.engine import (
+    Sampled,
+    SessionKey,
+    StageEngine,
+    StepAnswer,
+    StepInput,
+    StepOutput,
+    TokenSampler,
+)
+from tessella_p2p.stages.sampler import Sampler, SamplingParams
 from tessella_p2p.wire.frames import DType
 
 Turn = Sequence[tuple[int, int]]
 """(session, rows) of one forward."""
 
-GREEDY = SampleAt(temperature=0.0, seed=0)
+GREEDY = Sampler(SamplingParams())
 
 
 def key_of(session: int, epoch: int = 0) -> SessionKey:
@@ -28,7 +37,7 @@ def ids_body(token_ids: Iterable[int]) -> bytes:
 
 
 def first_step(
-    session: int, token_ids: Sequence[int], *, position: int = 0, sample: SampleAt | None = None
+    session: int, token_ids: Sequence[int], *, position: int = 0, sample: TokenSampler | None = None
 ) -> StepInput:
     return StepInput(key_of(session), position, len(token_ids), DType.U32, ids_body(token_ids), sample)
 
@@ -61,7 +70,7 @@ def play(
     engines: Sequence[StageEngine],
     prompts: Mapping[int, Sequence[int]],
     turns: Iterable[Turn],
-    sample: SampleAt = GREEDY,
+    sample: TokenSampler = GREEDY,
 ) -> Played:
     """Run ``prompts`` in ``turns``; where the chain ends in logits, a token is drawn after every step."""
     positions = dict.fromkeys(prompts, 0)

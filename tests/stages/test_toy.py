@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import CacheMiss, InvalidStep, Overloaded, PromptTooLong, StaleEpoch
 from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.stages.engine import SampleAt, Sampled, StepInput, StepOutput
+from tessella_p2p.stages.engine import Sampled, StepInput, StepOutput, TokenSampler
+from tessella_p2p.stages.sampler import Sampler, SamplingParams
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
 from tests.stages.stage_runs import GREEDY, alone, first_step, ids_body, key_of, mixed, play, random_prompts
@@ -27,7 +28,7 @@ def chain(*cuts: int) -> list[ToyEngine]:
 @given(cuts=st.sets(st.integers(1, 5)), seed=st.integers(0, 1000))
 def test_any_split_and_schedule_gives_the_tokens_of_the_whole(cuts: set[int], seed: int) -> None:
     prompts = random_prompts([1, 5, 12, 30], MODEL.vocabulary, seed)
-    sample = SampleAt(1.0, seed)
+    sample = Sampler(SamplingParams(temperature=1.0, seed=seed))
     whole = play(chain(0, 6), prompts, alone(prompts, 1), sample).tokens
     assert len(whole) == 48
     split = play(chain(0, *sorted(cuts), 6), prompts, mixed(prompts, seed), sample).tokens
@@ -35,7 +36,7 @@ def test_any_split_and_schedule_gives_the_tokens_of_the_whole(cuts: set[int], se
     assert {position for session, position in split if session == 3} <= set(range(1, 31))
 
 
-def token_after(token_ids: list[int], sample: SampleAt = GREEDY) -> int:
+def token_after(token_ids: list[int], sample: TokenSampler = GREEDY) -> int:
     (engine,) = chain(0, 6)
     engine.open_session(key_of(1), 64)
     (answer,) = engine.forward([first_step(1, token_ids, sample=sample)])
@@ -49,7 +50,7 @@ def test_every_fault_changes_the_tokens() -> None:
     assert token_after([2, 1, 3, 4]) != right, "order"
     assert token_after([3, 4]) != right, "lost history"
     assert token_after([9, 2, 3, 4]) != right, "foreign history"
-    draws = {token_after([1, 2, 3, 4], SampleAt(1.0, seed)) for seed in range(20)}
+    draws = {token_after([1, 2, 3, 4], Sampler(SamplingParams(temperature=1.0, seed=seed))) for seed in range(20)}
     assert len(draws) > 10
 
 
