@@ -29,69 +29,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-from tessella_p2p.base.errors import CacheMiss, InvalidStep, Overloaded, PromptTooLong, StaleEpoch, TessellaError
-from tessella_p2p.base.limits import KV_IDLE_S, MAX_EVICTED_REMEMBERED
+from tessella_p2p.base.errors import Overloaded, TessellaError
+from tessella_p2p.base.limits import KV_IDLE_S
 from tessella_p2p.stages.engine import Buffer, KvUse, SessionKey, StepInput
 from tessella_p2p.stages.page_pool import PagePool
+from tessella_p2p.stages.sessions import PAGE_POSITIONS, KvSession, SeenRows, SessionTable, pages_of
 
-PAGE_POSITIONS = 64
+__all__ = ["PAGE_POSITIONS", "KvPages", "KvSession", "PrefixHit"]
+
 _DIGEST_BYTES = 32
-
-
-@dataclass(slots=True)
-class _Prefix:
-    """What a session with a scope has seen: whole pages in ``digest``, and the rows of the page that it fills.
-
-    Those are hashed at once when the page is full: row by row, `hashlib` would let go of the interpreter's lock at each.
-    """
-
-    digest: bytes
-    inputs: bytearray | None = None
-    outputs: bytearray | None = None
-
-    def keep(self, filled: int, rows: int, inputs: Buffer, outputs: Buffer) -> None:
-        """Put rows behind the ``filled`` ones of the page."""
-        if self.inputs is None or self.outputs is None:
-            self.inputs = bytearray(len(inputs) // rows * PAGE_POSITIONS)
-            self.outputs = bytearray(len(outputs) // rows * PAGE_POSITIONS)
-        for page, new in ((self.inputs, inputs), (self.outputs, outputs)):
-            start = len(page) // PAGE_POSITIONS * filled
-            page[start : start + len(new)] = new
-
-
-@dataclass(slots=True, eq=False)
-class KvSession:
-    """One session on this stage. Read only, but for `KvPages`.
-
-    Attributes:
-        key: its name.
-        slot: a number below the stage's ``max_sessions`` that no other open session has.
-        max_positions: positions that it may have.
-        pages: [pages of max_positions] int32; the first ``num_pages`` are its own. It is never moved, so C code may keep its address.
-        pages_address: of its first element.
-        position: the next one; everything before it is in the KV.
-        num_pages: pages that it holds; they may reach behind its position.
-    """
-
-    key: SessionKey
-    slot: int
-    max_positions: int
-    pages: npt.NDArray[np.int32]
-    pages_address: int
-    position: int = 0
-    num_pages: int = 0
-    _opened: int = 0
-    _used_turn: int = 0
-    _used_at: float = 0.0
-    _prefix: _Prefix | None = None
-
-    @property
-    def held(self) -> list[int]:
-        """Its pages, in the order of their positions."""
-        return [int(page) for page in self.pages[: self.num_pages]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +79,16 @@ class KvPages:
     ) -> None:
         if num_pages < 1 or not 16 <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
             raise ValueError(f"{num_pages} pages and a secret of {len(secret)} bytes")
-        self.max_sessions = max_sessions
-        self.max_positions = max_positions
         self._page_bytes = page_bytes
         self._secret = secret
         self._row_bytes_out = row_bytes_out
         self._pool = PagePool(num_pages)
-        self._open: dict[SessionKey, KvSession] = {}
-        # The lowest slot is handed out first: neighbours in an arena let a batch use it without a copy.
-        self._free_slots = list(range(max_sessions - 1, -1, -1))
-        self._evicted: dict[SessionKey, int] = {}
+        self._sessions = SessionTable(max_sessions, min(max_positions, num_pages * PAGE_POSITIONS))
         self._turn = 0
-        self._num_opened = 0
-        self._num_evicted = 0
         self._positions_hit = 0
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._sessions)
 
     @property
     def use(self) -> KvUse:
@@ -163,7 +102,7 @@ class KvPages:
             pages_used=max(0, pool.num_pages - pool.num_free - cached),  # another thread may move a page meanwhile
             pages_cached=cached,
             prefix_positions_hit=self._positions_hit,
-            sessions_evicted=self._num_evicted,
+            sessions_evicted=self._sessions.num_evicted,
         )
 
     @property
@@ -174,10 +113,8 @@ class KvPages:
     @property
     def outputs_bytes(self) -> int:
         """What they take now, those of pages that are not full yet included."""
-        filling = [
-            s._prefix.outputs for s in self._open.values() if s._prefix is not None and s._prefix.outputs is not None
-        ]
-        return (self._pool.num_published + len(filling)) * PAGE_POSITIONS * self._row_bytes_out
+        filling = sum(session.seen is not None and session.seen.outputs is not None for session in self._sessions)
+        return (self._pool.num_published + filling) * PAGE_POSITIONS * self._row_bytes_out
 
     # ---- sessions ----
 
@@ -187,49 +124,21 @@ class KvPages:
         Raises:
             PromptTooLong, Overloaded, StaleEpoch: see `engine.StageEngine.open_session`.
         """
-        most = min(self.max_positions, self._pool.num_pages * PAGE_POSITIONS)
-        if not 1 <= max_positions <= most:
-            raise PromptTooLong(f"{max_positions} positions; this stage accepts 1 to {most}")
-        for other in self._open:
-            if other.session == key.session and other.epoch >= key.epoch:
-                raise StaleEpoch(f"session {key} is open here already, at epoch {other.epoch}")
-        if not self._free_slots:
-            raise Overloaded(f"all {self.max_sessions} sessions of this stage are taken; try another one")
-        self._evicted.pop(key, None)
-        self._num_opened += 1
-        pages = np.zeros(pages_of(max_positions), np.int32)
-        session = KvSession(
-            key, self._free_slots.pop(), max_positions, pages, pages.ctypes.data, _opened=self._num_opened
-        )
+        session = self._sessions.open(key, max_positions)
         if scope:
-            session._prefix = _Prefix(self._hash(b"tessella scope", scope))
-        self._open[key] = session
+            session.seen = SeenRows(self._hash(b"tessella scope", scope))
         return session
 
     def close(self, key: SessionKey) -> KvSession | None:
         """Let go of a session and its pages; those that are published stay as cached ones. None when there is no such session."""
-        self._evicted.pop(key, None)
-        session = self._open.pop(key, None)
+        session = self._sessions.close(key)
         if session is not None:
             self._pool.release(session.held)
-            self._free_slots.append(session.slot)
-            self._free_slots.sort(reverse=True)
         return session
 
     def admit(self, step: StepInput) -> KvSession | TessellaError:
         """The session that ``step`` continues, or the error that its sender gets."""
-        session = self._open.get(step.session)
-        if session is None:
-            stood = self._evicted.get(step.session)
-            why = "" if stood is None else f" any more: at position {stood} it was idle, and others needed the room"
-            return CacheMiss(f"this stage has no KV of session {step.session}{why}")
-        if step.position != session.position:
-            return InvalidStep(f"a step at position {step.position}; session {step.session} is at {session.position}")
-        if step.position + step.rows > session.max_positions:
-            return PromptTooLong(
-                f"{step.position + step.rows} positions; session {step.session} has room for {session.max_positions}"
-            )
-        return session
+        return self._sessions.admit(step)
 
     def advance(self, session: KvSession, rows: int, inputs: Buffer = b"", outputs: Buffer = b"") -> None:
         """Take note that ``rows`` rows from the session's position on are in its KV, and publish the pages that they fill.
@@ -240,8 +149,8 @@ class KvPages:
             inputs: as this stage received them; not looked at in a session without a scope.
             outputs: as it sends them on; likewise.
         """
-        if session._prefix is not None:
-            self._learn(session, session._prefix, rows, inputs, outputs)
+        if session.seen is not None:
+            self._learn(session, session.seen, rows, inputs, outputs)
         session.position += rows
 
     # ---- room ----
@@ -259,8 +168,8 @@ class KvPages:
         self._turn += 1
         missing = 0
         for session, end in ends:
-            session._used_turn = self._turn
-            session._used_at = now
+            session.used_turn = self._turn
+            session.used_at = now
             if end > session.num_pages * PAGE_POSITIONS:
                 missing += pages_of(end) - session.num_pages
         refused: list[Overloaded | None] = [None] * len(ends)
@@ -271,7 +180,7 @@ class KvPages:
                 self._extend(session, end)
             return refused
         # The eldest first: no newcomer takes the page without which somebody's answer would break off.
-        for index in sorted(range(len(ends)), key=lambda index: ends[index][0]._opened):
+        for index in sorted(range(len(ends)), key=lambda index: ends[index][0].opened):
             session, end = ends[index]
             if self._make_room(pages_of(end) - session.num_pages, now):
                 self._extend(session, end)
@@ -294,10 +203,10 @@ class KvPages:
             return True
         idle = [
             session
-            for session in self._open.values()
-            if session.num_pages and session._used_turn != self._turn and now - session._used_at >= KV_IDLE_S
+            for session in self._sessions
+            if session.num_pages and session.used_turn != self._turn and now - session.used_at >= KV_IDLE_S
         ]
-        idle.sort(key=lambda session: session._used_turn)
+        idle.sort(key=lambda session: session.used_turn)
         let_go: dict[int, int] = {}
         victims: list[KvSession] = []
         for session in idle:
@@ -309,18 +218,12 @@ class KvPages:
                 break
         else:
             return False
+        given = {page for page, count in let_go.items() if count == self._pool.holders(page)}
         for session in victims:
-            # Spare those whose pages all have holders that stay.
-            if any(let_go[page] == self._pool.holders(page) for page in session.held):
-                self._evict(session)
+            if not given.isdisjoint(session.held):  # whoever shares all its pages with those who stay is spared
+                self._sessions.evict(session)
+                self._pool.release(session.held)
         return True
-
-    def _evict(self, session: KvSession) -> None:
-        self.close(session.key)
-        self._num_evicted += 1
-        self._evicted[session.key] = session.position
-        if len(self._evicted) > MAX_EVICTED_REMEMBERED:
-            del self._evicted[next(iter(self._evicted))]
 
     # ---- cached prefixes ----
 
@@ -335,16 +238,16 @@ class KvPages:
             inputs: the step's body; its rows have one length.
             keep_last: the last row is to be computed in any case, because a token is drawn from it.
         """
-        prefix = session._prefix
+        seen = session.seen
         num_pages = (rows - keep_last) // PAGE_POSITIONS
-        if prefix is None or num_pages < 1 or session.position % PAGE_POSITIONS or not self._pool.num_published:
+        if seen is None or num_pages < 1 or session.position % PAGE_POSITIONS or not self._pool.num_published:
             return None
         page_bytes = len(inputs) // rows * PAGE_POSITIONS
         view = memoryview(inputs)
-        position, digest = session.position, prefix.digest
+        position, digest = session.position, seen.digest
         outputs: list[Buffer] = []
         for start in range(0, num_pages * page_bytes, page_bytes):
-            found = self._hash(b"tessella page", prefix.digest, view[start : start + page_bytes])
+            found = self._hash(b"tessella page", seen.digest, view[start : start + page_bytes])
             page = self._pool.share(found)
             if page is None:
                 break
@@ -352,7 +255,7 @@ class KvPages:
             session.pages[session.num_pages] = page
             session.num_pages += 1
             session.position += PAGE_POSITIONS
-            prefix.digest = found
+            seen.digest = found
             published = self._pool.published(page)
             assert published is not None
             outputs.append(published.outputs)
@@ -366,10 +269,10 @@ class KvPages:
         """Undo a `match`, because the rest of its step failed; a session without a hit stands where it stood anyway."""
         if hit is None:
             return
-        assert session._prefix is not None
+        assert session.seen is not None
         assert session.position == hit._position + hit.rows
         session.position = hit._position
-        session._prefix.digest = hit._digest
+        session.seen.digest = hit._digest
         self._cut(session)
         self._positions_hit -= hit.rows
 
@@ -380,41 +283,36 @@ class KvPages:
         session.num_pages = keep
         self._pool.release(behind)
 
-    def _learn(self, session: KvSession, prefix: _Prefix, rows: int, inputs: Buffer, outputs: Buffer) -> None:
+    def _learn(self, session: KvSession, seen: SeenRows, rows: int, inputs: Buffer, outputs: Buffer) -> None:
         assert len(outputs) == rows * self._row_bytes_out
         position = session.position
         filled = position % PAGE_POSITIONS
         if filled + rows < PAGE_POSITIONS:
-            prefix.keep(filled, rows, inputs, outputs)
+            seen.keep(filled, rows, inputs, outputs)
             return
         inputs, outputs = memoryview(inputs), memoryview(outputs)
         bytes_in, bytes_out = len(inputs) // rows, self._row_bytes_out
         start = 0
         while start < rows:
             end = min(rows, start + PAGE_POSITIONS - filled)
-            prefix.keep(
+            seen.keep(
                 filled,
                 end - start,
                 inputs[start * bytes_in : end * bytes_in],
                 outputs[start * bytes_out : end * bytes_out],
             )
             if filled + end - start == PAGE_POSITIONS:
-                self._publish(int(session.pages[(position + start) // PAGE_POSITIONS]), prefix)
+                self._publish(int(session.pages[(position + start) // PAGE_POSITIONS]), seen)
             start, filled = end, 0
 
-    def _publish(self, page: int, prefix: _Prefix) -> None:
-        assert prefix.inputs is not None
-        assert prefix.outputs is not None
-        prefix.digest = self._hash(b"tessella page", prefix.digest, prefix.inputs)
-        self._pool.publish(page, prefix.digest, memoryview(prefix.outputs).toreadonly())
-        prefix.inputs = prefix.outputs = None
+    def _publish(self, page: int, seen: SeenRows) -> None:
+        assert seen.inputs is not None
+        assert seen.outputs is not None
+        seen.digest = self._hash(b"tessella page", seen.digest, seen.inputs)
+        self._pool.publish(page, seen.digest, memoryview(seen.outputs).toreadonly())
+        seen.inputs = seen.outputs = None
 
     def _hash(self, purpose: bytes, first: Buffer, then: Buffer = b"") -> bytes:
         running = hashlib.blake2b(first, key=self._secret, digest_size=_DIGEST_BYTES, person=purpose)
         running.update(then)
         return running.digest()
-
-
-def pages_of(positions: int) -> int:
-    """Pages that hold so many positions."""
-    return -(-positions // PAGE_POSITIONS)
