@@ -39,6 +39,10 @@ class ToyCodec:
         self.vocabulary = model.vocabulary
         self.end_ids: frozenset[int] = frozenset()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's word."""
+        return ToyText().push(token_id).encode()
+
     async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """A toy has no template."""
         raise InvalidRequest("the toy model has no chat template", "messages")

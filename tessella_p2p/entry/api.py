@@ -23,9 +23,22 @@ class GenerateRequest:
     prompt_ids: Sequence[int] | None = None
     max_tokens: int | None = None
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Sequence[tuple[int, float]] = ()
+    """(token id, what is added to its logit), each id once."""
     seed: int | None = None
     """None: the entry draws one."""
+    logprobs: bool = False
+    """Whether each token comes with its logprob, and those of the ``top_logprobs`` likeliest ones."""
+    top_logprobs: int = 0
     stop: Sequence[str] = ()
+    requester: str = ""
+    """Whose cached prefixes the request may use: what the client gave as its API key; all that gave none are one requester."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +52,32 @@ class HopReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token, the bytes that it stands for (none for a control token), and its logprob: the model's own, see `stages.sampler`."""
+
+    token_id: int
+    token: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """A token of the answer, and the likeliest ones at its place, likeliest first; it may be one of them."""
+
+    chosen: ScoredToken
+    top: tuple[ScoredToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """Text that is certain to belong to the answer, and the tokens that were sampled since the last delta."""
+    """Text that is certain to belong to the answer, and the tokens that were sampled since the last delta.
+
+    ``scores`` has one entry per token where the request asked for logprobs, else none.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    scores: tuple[TokenScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,17 +30,17 @@ from tessella_p2p.base.limits import (
     REQUEST_TTL_MS,
     SESSION_IDLE_S,
 )
-from tessella_p2p.entry.plan import EntryContext, SessionPlan, Token
+from tessella_p2p.entry.plan import EntryContext, SessionPlan, Token, tail_history
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.stages.faults import error_of
 from tessella_p2p.stages.frame_link import FrameLink
 from tessella_p2p.stages.opening import open_hash, seal_capability, verify_capability
+from tessella_p2p.stages.token_body import TOKEN_ID_BYTES, parse_sampled, token_body_bytes
 from tessella_p2p.stages.work import seal_receipt
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import encode_message, seal
 from tessella_p2p.wire.frames import DType, Flag, Frame, Header, Kind, TraceEntry
 
-_TOKEN_BYTES = DType.U32.size
 _EXPLAIN_S = 1.0
 """From the tail's good-bye to the error that explains it."""
 REROUTABLE = (TransportError, RemoteProtocolError, StaleEpoch, CacheMiss, Overloaded)
@@ -65,6 +65,7 @@ class Chain:
         self._context = context
         self._plan = plan
         self._epoch = epoch
+        self._token_body_bytes = token_body_bytes(plan.sampling, plan.output, plan.vocabulary)
         self.route = route
         self._head: FrameLink | None = None
         self._tokens: FrameLink | None = None
@@ -104,7 +105,7 @@ class Chain:
         Raises:
             TessellaError: one of `REROUTABLE`: the head cannot be reached, or a stage refused already.
         """
-        envelope, capability = self._seal_open()
+        envelope, capability = self._seal_open(ids)
         self._opened = open_hash(envelope)
         head = self.route.stages[0].peer_id
         self._context.network.add_addresses(head, self.route.stages[0].addresses)  # its own word, out of its record
@@ -123,8 +124,8 @@ class Chain:
         for start in range(0, len(ids), chunk):
             await self.step(ids[start : start + chunk], sample=start + chunk >= len(ids))
 
-    def _seal_open(self) -> tuple[bytes, bytes]:
-        context, body = self._context, self._open_body()
+    def _seal_open(self, ids: Sequence[int]) -> tuple[bytes, bytes]:
+        context, body = self._context, self._open_body(ids)
         now_ms = context.clock.unix_ms()
         envelope = seal(
             context.key, m.CHAIN_OPEN, body, sequence=context.sequencer.next(m.CHAIN_OPEN, now_ms), now_ms=now_ms
@@ -139,8 +140,9 @@ class Chain:
         )
         return envelope, capability
 
-    def _open_body(self) -> m.ChainOpen:
+    def _open_body(self, ids: Sequence[int]) -> m.ChainOpen:
         plan, stages = self._plan, self.route.stages
+        history, history_answer = tail_history(plan.sampling, ids[: plan.num_prompt], ids[plan.num_prompt :])
         share_bytes = MAX_OPEN_ADDRESS_BYTES // (len(stages) + 1)
         return m.ChainOpen(
             session=plan.session,
@@ -157,7 +159,11 @@ class Chain:
             ),
             entry_addresses=first_addresses(self._context.network.addresses, share_bytes),
             max_positions=plan.max_positions,
+            output=plan.output,
             sampling=plan.sampling,
+            history=history,
+            history_answer=history_answer,
+            cache_scope=plan.cache_scope,
             digest_key=plan.digest_key,
             ticket=plan.ticket,
         )
@@ -273,7 +279,7 @@ class Chain:
         """
         if (header.session, header.epoch) != self.key:
             raise MalformedMessage("a token of another session").blame(self.tail)
-        if header.dtype is not DType.U32 or header.rows != 1 or header.body_bytes != _TOKEN_BYTES:
+        if header.dtype is not DType.U32 or header.rows != 1 or header.body_bytes != self._token_body_bytes:
             raise MalformedMessage("a frame that holds no token").blame(self.tail)
         if header.trace_entries != len(self.route.stages):
             raise MalformedMessage("a token whose trace does not fit the route").blame(self.tail)
@@ -286,18 +292,19 @@ class Chain:
         """Take a token whose header was checked. It is signed for as it arrives, whenever the client reads it.
 
         Raises:
-            RemoteProtocolError: an id outside of the vocabulary.
+            RemoteProtocolError: an id outside of the vocabulary, or logprobs that are none.
         """
         if self.ended.is_set() or self._sent.asked is None:
             return
-        token_id = int.from_bytes(frame.body, "little")
-        if token_id >= self._plan.vocabulary:
-            raise RemoteProtocolError(f"token {token_id} of a vocabulary of {self._plan.vocabulary}").blame(self.tail)
+        try:
+            sampled = parse_sampled(frame.body, self._plan.vocabulary)
+        except RemoteProtocolError as error:
+            raise error.blame(self.tail) from None
         wall_us = int((trio.current_time() - self._sent.at) * 1e6)
-        self._digest.update(frame.body)
+        self._digest.update(frame.body[:TOKEN_ID_BYTES])
         self._received = frame.position
         self._sent.asked, self._sent.chunks = None, 0
-        self._token = Token(token_id, wall_us, tuple(_plausible(each, wall_us) for each in frame.trace))
+        self._token = Token(sampled, wall_us, tuple(_plausible(each, wall_us) for each in frame.trace))
         self._news.set()
 
     def token_stream_closed(self) -> None:

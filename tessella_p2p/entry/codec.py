@@ -41,6 +41,10 @@ class PromptCodec(Protocol):
         """Tokens that end an answer."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; none for a control token."""
+        ...
+
     async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """The ids of a conversation, up to where the assistant begins. Raises `InvalidRequest`, `PromptTooLong`."""
         ...
@@ -67,6 +71,10 @@ class ArtifactCodec:
         self.total_layers = artifact.config.layers
         self.vocabulary = artifact.config.vocabulary
         self.end_ids = artifact.tokenizer.end_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `PromptCodec.token_bytes`."""
+        return self._artifact.tokenizer.token_bytes(token_id)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """See `PromptCodec.encode_chat`."""

@@ -1,14 +1,20 @@
-"""What the epochs of a session share, and what comes out of them."""
+"""What the epochs of a session share, what the tail is told of it, and what comes out of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
 
 from tessella_p2p.base.clock import WallClock
+from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.ids import SessionId
-from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
+from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, MAX_HISTORY_IDS
+from tessella_p2p.entry.api import GenerateRequest
 from tessella_p2p.net.network import Network
+from tessella_p2p.stages.engine import Sampled
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Sequencer
@@ -32,23 +38,83 @@ class EntryContext:
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """What stays the same over all epochs of a session."""
+    """What stays the same over all epochs of a session. ``num_prompt`` is how many of its tokens are the prompt."""
 
     session: SessionId
     request_id: str
     model_id: str
     manifest_root: bytes
     vocabulary: int
+    num_prompt: int
     max_positions: int
     sampling: m.Sampling
+    output: Literal["tokens", "logprobs"]
+    cache_scope: bytes
     digest_key: bytes
     ticket: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token from the tail: its id, the step's wall time at the entry, and each stage's times."""
+    """One draw of the tail, the step's wall time at the entry, and each stage's times."""
 
-    token_id: int
+    sampled: Sampled
     wall_us: int
     trace: tuple[TraceEntry, ...]
+
+
+def sampling_of(request: GenerateRequest, seed: int, vocabulary: int) -> m.Sampling:
+    """What the tail is asked for.
+
+    Raises:
+        InvalidRequest: a value out of its bounds, by its name in the request.
+    """
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs: only allowed when logprobs is true", "top_logprobs")
+    for token_id, _ in request.logit_bias:
+        if token_id >= vocabulary:
+            raise InvalidRequest(f"logit_bias: token ids are from 0 to {vocabulary - 1}", "logit_bias")
+    try:
+        return m.Sampling(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+            logit_bias=tuple(request.logit_bias),
+            seed=seed,
+            num_top=request.top_logprobs,
+        )
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
+    name = str(first["loc"][0])
+    param = "top_logprobs" if name == "num_top" else name
+    raise InvalidRequest(f"{param}: {first['msg']}", param)
+
+
+def tail_history(sampling: m.Sampling, prompt: Sequence[int], answer: Sequence[int]) -> tuple[bytes, int]:
+    """What the tail's penalties have to know at the beginning of an epoch: `ChainOpen.history` and ``history_answer``."""
+    of_prompt = sorted(set(prompt)) if sampling.repetition_penalty != 1.0 else []
+    of_answer = list(answer) if _counts_answer(sampling) else []
+    return b"".join(token.to_bytes(4, "little") for token in (*of_prompt, *of_answer)), len(of_answer)
+
+
+def check_history(sampling: m.Sampling, prompt: Sequence[int], max_tokens: int) -> None:
+    """See to it beforehand that the history fits into a chain-open at every point of the answer.
+
+    Raises:
+        InvalidRequest: it would not.
+    """
+    of_prompt = len(set(prompt)) if sampling.repetition_penalty != 1.0 else 0
+    if _counts_answer(sampling) and of_prompt + max_tokens > MAX_HISTORY_IDS:
+        raise InvalidRequest(
+            f"max_tokens: with penalties the answer, and with repetition_penalty the distinct tokens of the prompt, are at most "
+            f"{MAX_HISTORY_IDS} tokens; {max_tokens} and {of_prompt} are asked for",
+            "max_tokens",
+        )
+
+
+def _counts_answer(sampling: m.Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from tessella_p2p.entry.api import GenerateRequest, Prepared
 from tessella_p2p.entry.blame import Blame
 from tessella_p2p.entry.chain import Chain
 from tessella_p2p.entry.codec import PromptCodec
-from tessella_p2p.entry.plan import EntryContext, SessionPlan
+from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, sampling_of
 from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
@@ -80,6 +81,7 @@ class EntryService:
         self._max_input_tokens = max_input_tokens
         self._table = TokenTable(context.checkpoint_s)
         self._blame = Blame()
+        self._scope_secret = context.random_bytes(32)
         self._open_sessions = 0
         self._idle = trio.Event()
         self._idle.set()
@@ -140,16 +142,22 @@ class EntryService:
         """
         total = self._model.codec.total_layers
         penalties = self._blame.penalties(trio.current_time())
-        for name in self._model.recipes if recipe is None else (recipe,):
-            route = choose_route(self._stages(name, positions), total, penalties, self._context.network.peer_id)
+        meshes = [self._stages(name, positions) for name in (self._published() if recipe is None else (recipe,))]
+        for stages in meshes:
+            route = choose_route(stages, total, penalties, self._context.network.peer_id)
             if route is not None:
                 return route
-        raise no_route(self._model.model_id, self._stages(recipe or self._model.recipes[0], positions), total)
+        raise no_route(self._model.model_id, max(meshes, key=_num_layers, default=()), total)
+
+    def _published(self) -> list[str]:
+        """Names under which the model's recipes are served now: by recipe in the order of preference, then by drift class."""
+        seen = self._discovery.view.recipes(self._model.manifest_root, self._context.clock.unix_ms())
+        return [name for recipe in self._model.recipes for name in seen if base_name(name) == recipe]
 
     def _longest_route(self) -> Route:
         """The route that holds the most positions. Raises `NoRoute`."""
         route = self.find_route()
-        lengths = sorted({stage.max_positions for name in self._model.recipes for stage in self._stages(name, 1)})
+        lengths = sorted({stage.max_positions for name in self._published() for stage in self._stages(name, 1)})
         low, high = 0, len(lengths)
         while low < high:
             middle = (low + high) // 2
@@ -198,8 +206,8 @@ class EntryService:
         seed = request.seed if request.seed is not None else int.from_bytes(self._context.random_bytes(8), "big")
         if not 0 <= seed < 2**64:
             raise InvalidRequest("seed is from 0 to 2**64 - 1", "seed")
-        if not 0.0 <= request.temperature <= 2.0:
-            raise InvalidRequest("temperature is from 0 to 2", "temperature")
+        sampling = sampling_of(request, seed, self._model.codec.vocabulary)
+        check_history(sampling, ids, max_tokens)
         with self._counted():
             tier, ticket = await self._grant(request_id, route.recipe, len(ids) + max_tokens)
             plan = SessionPlan(
@@ -208,8 +216,11 @@ class EntryService:
                 model_id=self._model.model_id,
                 manifest_root=self._model.manifest_root,
                 vocabulary=self._model.codec.vocabulary,
+                num_prompt=len(ids),
                 max_positions=len(ids) + max_tokens,
-                sampling=m.Sampling(temperature=request.temperature, seed=seed),
+                sampling=sampling,
+                output="logprobs" if request.logprobs else "tokens",
+                cache_scope=self._cache_scope(request.requester),
                 digest_key=self._context.random_bytes(32),
                 ticket=ticket,
             )
@@ -219,6 +230,10 @@ class EntryService:
                 yield session
             finally:
                 session.close()
+
+    def _cache_scope(self, requester: str) -> bytes:
+        """A name of the requester that stages can tell from others, and learn nothing else from."""
+        return hashlib.blake2b(requester.encode("utf-8", "replace"), key=self._scope_secret, digest_size=32).digest()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

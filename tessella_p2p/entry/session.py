@@ -16,13 +16,22 @@ from tessella_p2p.base.errors import (
     TransportError,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, GenerationEvent, Prepared
+from tessella_p2p.entry.api import (
+    Delta,
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    Prepared,
+    ScoredToken,
+    TokenScores,
+)
 from tessella_p2p.entry.chain import REROUTABLE, Chain
 from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.plan import SessionPlan
 from tessella_p2p.entry.report import Timing, hop_added_ms_p50, hop_reports
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.text import StopFilter
+from tessella_p2p.stages.engine import Sampled
 
 log = structlog.get_logger(__name__)
 
@@ -119,14 +128,15 @@ class Session:
         """Deltas, then one `Finished`."""
         reason: Literal["stop", "length"] = "length"
         while len(self._sampled) < self._prepared.max_tokens:
-            token = await self._next()
+            sampled = await self._next()
+            token = sampled.token_id
             if token in self._host.codec.end_ids:
                 reason = "stop"
                 break
             self._sampled.append(token)
             self._host.count_token()
             text = self._filter.feed(self._decoder.push(token))
-            yield Delta(text, (token,))
+            yield Delta(text, (token,), self._scores(sampled))
             if self._filter.stopped:
                 reason = "stop"
                 break
@@ -148,8 +158,19 @@ class Session:
             hop_added_ms_p50=hop_added_ms_p50(route, self._timing.decode, self._host.peer_id),
         )
 
-    async def _next(self) -> int:
-        """The next sampled token, over reroutes."""
+    def _scores(self, sampled: Sampled) -> tuple[TokenScores, ...]:
+        """What is told of a draw's probabilities: nothing, unless it was asked for."""
+        if sampled.logprob is None:
+            return ()
+
+        def scored(token_id: int, logprob: float) -> ScoredToken:
+            return ScoredToken(token_id, self._host.codec.token_bytes(token_id), logprob)
+
+        top = tuple(scored(each.token_id, each.logprob) for each in sampled.top)
+        return (TokenScores(scored(sampled.token_id, sampled.logprob), top),)
+
+    async def _next(self) -> Sampled:
+        """The next draw, over reroutes."""
         while True:
             assert self._chain is not None
             try:
@@ -160,7 +181,7 @@ class Session:
                 await self._reroute(error)
                 continue
             self._timing.note(token, trio.current_time())
-            return token.token_id
+            return token.sampled
 
     def _needs_step(self) -> bool:
         """Whether the newest token has not been sent: a new epoch is opened with everything that is known."""

@@ -62,6 +62,13 @@ class Opening:
         return (SessionId(self.body.session), self.body.epoch)
 
     @property
+    def cache_scope(self) -> bytes:
+        """Whose cached prefixes the session may use here: the entry's own scopes, each apart; empty for none."""
+        if not self.body.cache_scope:
+            return b""
+        return hashlib.sha256(b"/".join((self.entry.encode(), self.body.cache_scope))).digest()
+
+    @property
     def is_tail(self) -> bool:
         """Whether this stage samples."""
         return self.index == len(self.body.route) - 1

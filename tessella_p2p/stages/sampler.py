@@ -36,6 +36,8 @@ from tessella_p2p.stages.opening import Opening
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
+LEAST_LOGPROB = -9999.0
+"""What a logprob is at least: OpenAI's word for "very unlikely"; so each one is a number that JSON can say."""
 _DRAW_DOMAIN = b"tessella draw"
 _FIRST_LOOK = 256
 """How many of the likeliest tokens top-p sorts at first: nearly always enough, and far cheaper than the whole vocabulary."""
@@ -261,10 +263,11 @@ def _nucleus(weights: Floats, top_p: float) -> Ids:
 
 def _with_logprobs(logits: npt.NDArray[np.float32], token: int, num_top: int) -> Sampled:
     wide = logits.astype(np.float64)
-    largest = wide.max()
-    total = largest + math.log(float(np.exp(wide - largest).sum()))
-    # A logprob is at most 0, and rounding must not make it more.
-    top = tuple(
-        TokenLogprob(int(i), min(float(wide[i]) - total, 0.0)) for i in (_largest(logits, num_top) if num_top else ())
-    )
-    return Sampled(token, min(float(wide[token]) - total, 0.0), top)
+    wide -= wide.max()
+    log_total = math.log(float(np.exp(wide).sum()))
+
+    def logprob_of(index: int) -> float:
+        return max(float(wide[index]) - log_total, LEAST_LOGPROB)  # at most 0: the sum has the largest's 1 in it
+
+    top = _largest(logits, num_top).tolist() if num_top else ()
+    return Sampled(token, logprob_of(token), tuple(TokenLogprob(index, logprob_of(index)) for index in top))

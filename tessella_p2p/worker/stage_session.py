@@ -37,6 +37,7 @@ from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.sampler import sampler_for
 from tessella_p2p.stages.service import StageService
+from tessella_p2p.stages.token_body import TOKEN_ID_BYTES, encode_sampled
 from tessella_p2p.stages.work import Confirmed, WorkMeter, seal_receipt
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
@@ -281,11 +282,12 @@ class StageSession:
         out: Buffer = b""
         kind, dtype, rows, position = Kind.STEP, frame.dtype, frame.rows, frame.position
         if isinstance(output, Sampled):
-            out, kind, dtype = output.token_id.to_bytes(4, "little"), Kind.TOKEN, DType.U32
+            out, kind, dtype = encode_sampled(output), Kind.TOKEN, DType.U32
             rows, position = 1, frame.position + frame.rows
         elif isinstance(output, StepOutput):
             out, dtype = output.body, output.dtype
-        self._account(out, is_token=kind is Kind.TOKEN, compute_us=result.compute_us)
+        is_token = kind is Kind.TOKEN
+        self._account(out[:TOKEN_ID_BYTES] if is_token else out, is_token=is_token, compute_us=result.compute_us)
         if not out:
             return
         total_us = int((trio.current_time() - waiting.arrived_at) * 1e6)
