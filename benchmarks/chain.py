@@ -1,195 +1,161 @@
-"""Group ``chain``: tokens a second of chains of stages, against the same sessions in one process, and what a hop adds.
+"""Group ``chain``: two stages on two cores, a mesh of real processes, beside the same sessions in one process and beside llama.cpp.
 
-Solo and chain take turns, so that each ratio compares neighbours in time. One session and eight; every process has one compute thread.
-A chain of two has an ideal of 2 with many sessions, and of 1 with one: one session never uses both stages at the same time.
+Solo, chain, llama.cpp over RPC (two servers of one thread, the same file) and llama.cpp's best on this machine (one process, two
+threads, Q4_0) take turns, so that each ratio compares neighbours in time. Every process of ours has one compute thread. One session
+never uses both stages at the same time, so its ideal against solo is 1; with many it is the sum of the stages over the longer one.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-import trio
-
+from benchmarks import json_lines, mesh_client
+from benchmarks.json_lines import JsonLines
+from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.results import Result, of_runs, ratio_of_runs
-from tessella_p2p.cli.demo_mesh import MeshPlan, run_mesh
+from benchmarks.token_runs import decode_rate, prompts
+from tessella_p2p.cli.demo_mesh import Mesh, MeshPlan, run_mesh
 from tessella_p2p.model.recipe import DEFAULT_RECIPE
 from tessella_p2p.weights.store import default_models_dir, resolve
 
 MODEL = "smollm2-135m-instruct"
-ROUNDS = 3
+STAGES = 2
+PROMPT_TOKENS = 128
 MAX_TOKENS = 48
+LONG_PROMPT_TOKENS = 512
+BEST_LOCAL = "Q4_0"
+_SESSIONS = (1, 3, 8)
+_RPC_SEQUENCES = (1, 8)
 _HEALTHY_S = 300.0
-_BASE_PROMPT = (
-    1,
-    9690,
-    198,
-    2683,
-    359,
-    253,
-    5356,
-    5646,
-    11173,
-    3365,
-    3511,
-    308,
-    34519,
-    28,
-    7018,
-    411,
-    407,
-    19712,
-    8182,
-    2,
-)
+
+Report = Callable[[str], None]
 
 
-def prompts(count: int) -> list[list[int]]:
-    """``count`` prompts of 40 tokens that differ."""
-    return [[*_BASE_PROMPT, *(1000 + 37 * number + step for step in range(20))] for number in range(count)]
+@dataclass
+class _Peers:
+    """llama.cpp, ready to be measured."""
 
-
-def _decode_rate(times: Sequence[float], sessions: int) -> float:
-    """Tokens a second after every session has its first token."""
-    ordered = sorted(times)
-    return (len(ordered) - sessions) / (ordered[-1] - ordered[sessions - 1])
-
-
-class Solo:
-    """The baseline's process."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    async def rate(self, sessions: int) -> float:
-        """Tokens a second with so many sessions."""
-        answer = await self._ask({"prompts": prompts(sessions), "max_tokens": MAX_TOKENS})
-        return _decode_rate(answer["times"], sessions)
-
-    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return await self.line()
-
-    async def line(self) -> dict[str, Any]:
-        """The next line that it prints."""
-        assert self._process.stdout is not None
-        line = await trio.to_thread.run_sync(self._process.stdout.readline)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-@asynccontextmanager
-async def _solo(model: Path, recipe: str) -> AsyncIterator[Solo]:
-    command = [sys.executable, "-m", "benchmarks.solo", str(model), recipe]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220 - it is read on threads
-        solo = Solo(process)
-        try:
-            await solo.line()
-            yield solo
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-
-
-async def _chain_rate(url: str, sessions: int) -> tuple[float, float]:
-    """Tokens a second over a mesh, and the median milliseconds that a transfer adds."""
-    firsts: list[float] = []
-    last, tokens, added = 0.0, 0, 0.0
-
-    async def ask(client: httpx.AsyncClient, prompt: list[int]) -> None:
-        nonlocal last, tokens, added
-        body = {"model": MODEL, "prompt_ids": prompt, "max_tokens": MAX_TOKENS, "stream": True}
-        seen_first = False
-        async with client.stream("POST", f"{url}/v1/generate", json=body) as answer:
-            answer.raise_for_status()
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                if not seen_first:
-                    seen_first = True
-                    firsts.append(time.perf_counter())
-                chunk = json.loads(line.removeprefix("data: "))
-                if chunk.get("tessella"):
-                    last = max(last, time.perf_counter())
-                    tokens += len(chunk["tessella"]["token_ids"])
-                    added = chunk["tessella"]["timings"]["hop_added_ms_p50"]
-
-    async with httpx.AsyncClient(timeout=600.0) as client, trio.open_nursery() as nursery:
-        for prompt in prompts(sessions):
-            nursery.start_soon(ask, client, prompt)
-    return (tokens - sessions) / (last - max(firsts)), added
+    llama: LlamaCpp
+    rpc: Sequence[str]
+    requantised: Path
 
 
 @dataclass
 class _Runs:
-    """Rates of one mesh, run by run, each beside the solo run before it."""
+    """Figures by name, run by run, and the last single session's stages."""
 
-    solo_1: list[float] = field(default_factory=list)
-    solo_8: list[float] = field(default_factory=list)
-    chain_1: list[float] = field(default_factory=list)
-    chain_8: list[float] = field(default_factory=list)
-    added_ms: list[float] = field(default_factory=list)
+    of: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    route: Sequence[Mapping[str, Any]] = ()
 
 
-async def _measure(model: Path, workers: int, recipe: str) -> _Runs:
+async def _round(runs: _Runs, model: Path, solo: JsonLines, mesh: Mesh, peers: _Peers | None, seed: int) -> None:
+    """One round: every figure once, what is compared side by side."""
+    long_prompt = prompts(1, LONG_PROMPT_TOKENS, seed)
+    (answer,) = await mesh_client.generate(mesh.entry_url, MODEL, long_prompt, 1)
+    runs.of["ttft"].append(answer.ttft_s)
+    if peers is not None:
+        rows = await peers.llama.batched(
+            model, sequences=(1,), prompt=LONG_PROMPT_TOKENS, generate=1, threads=1, rpc=peers.rpc
+        )
+        runs.of["rpc ttft"].append(rows[1].prefill_s)
+    for sessions in _SESSIONS:
+        asked = prompts(sessions, PROMPT_TOKENS, seed)
+        times = (await solo.ask(prompts=asked, max_tokens=MAX_TOKENS))["times"]
+        runs.of[f"solo {sessions}"].append(decode_rate(times))
+        answers = await mesh_client.generate(mesh.entry_url, MODEL, asked, MAX_TOKENS)
+        runs.of[f"chain {sessions}"].append(decode_rate([answer.times for answer in answers]))
+        if sessions == 1:
+            runs.of["added"].append(answers[0].extension["timings"]["hop_added_ms_p50"])
+            runs.route = answers[0].extension["route"]
+    if peers is not None:
+        await _peers_round(runs, model, peers)
+
+
+async def _peers_round(runs: _Runs, model: Path, peers: _Peers) -> None:
+    rows = await peers.llama.batched(
+        model, sequences=_RPC_SEQUENCES, prompt=PROMPT_TOKENS, generate=MAX_TOKENS, threads=1, rpc=peers.rpc
+    )
+    for sequences in _RPC_SEQUENCES:
+        runs.of[f"rpc {sequences}"].append(rows[sequences].decode_tok_s)
+    best = await peers.llama.batched(
+        peers.requantised, sequences=(8,), prompt=PROMPT_TOKENS, generate=MAX_TOKENS, threads=STAGES
+    )
+    runs.of["best 8"].append(best[8].decode_tok_s)
+
+
+async def _measure(model: Path, recipe: str, llama: LlamaCpp | None, rounds: int, report: Report) -> _Runs:
     runs = _Runs()
-    with tempfile.TemporaryDirectory(prefix="tessella-bench-") as home:
-        plan = MeshPlan(home=Path(home), model=str(model), workers=workers, recipe=recipe, log_level="warning")
-        async with _solo(model, recipe) as solo, run_mesh(plan) as mesh:
-            await mesh.wait_healthy(_HEALTHY_S)
-            for warm_up in (True, *(False,) * ROUNDS):
-                solo_1, (chain_1, added) = await solo.rate(1), await _chain_rate(mesh.entry_url, 1)
-                solo_8, (chain_8, _) = await solo.rate(8), await _chain_rate(mesh.entry_url, 8)
-                if warm_up:
-                    continue
-                for runs_of, value in (
-                    (runs.solo_1, solo_1),
-                    (runs.solo_8, solo_8),
-                    (runs.chain_1, chain_1),
-                    (runs.chain_8, chain_8),
-                    (runs.added_ms, added),
-                ):
-                    runs_of.append(value)
+    async with AsyncExitStack() as stack:
+        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="tessella-bench-"))
+        plan = MeshPlan(home=Path(home), model=str(model), workers=STAGES, recipe=recipe, log_level="warning")
+        solo = await stack.enter_async_context(json_lines.process("benchmarks.solo", str(model), recipe))
+        mesh = await stack.enter_async_context(run_mesh(plan))
+        await mesh.wait_healthy(_HEALTHY_S)
+        peers = None
+        if llama is not None:
+            rpc = await stack.enter_async_context(llama.rpc_servers(STAGES))
+            peers = _Peers(llama, rpc, await llama.requantised(model, BEST_LOCAL, report))
+        report("chain: warming up")
+        await _round(_Runs(), model, solo, mesh, None, rounds)
+        for number in range(rounds):
+            report(f"chain: round {number + 1} of {rounds}")
+            await _round(runs, model, solo, mesh, peers, number)
     return runs
 
 
-async def run(recipe: str = DEFAULT_RECIPE) -> list[Result]:
-    """Measure chains of two and three stages."""
-    model = resolve(MODEL, default_models_dir())
-    results: list[Result] = []
-    for workers, word in ((2, "two"), (3, "three")):
-        print(f"chain: {word} stages, {recipe}", file=sys.stderr)
-        runs = await _measure(model, workers, recipe)
-        note = f"{recipe}, greedy, prompts of 40 tokens, {MAX_TOKENS} tokens"
-        if workers == 2:
-            results.append(
-                of_runs("chain.solo_tok_s", "tok/s", runs.solo_1, f"whole model, one process, one thread; {note}")
-            )
-            results.append(
-                of_runs("chain.solo_8_tok_s", "tok/s", runs.solo_8, "the same with eight sessions, in total")
-            )
-        name = f"chain.{word}_stage"
-        ideal = f"ideal {workers} with many sessions and as many cores"
+def split_note(route: Sequence[Mapping[str, Any]]) -> str:
+    """Which layers each stage has, its compute for a step of one session, and what the pair can reach at best."""
+    stages = ", ".join(f"layers {hop['layers'][0]}–{hop['layers'][1]} {hop['compute_ms']:.2f} ms" for hop in route)
+    times = [hop["compute_ms"] for hop in route]
+    ideal = sum(times) / max(times) if times and max(times) > 0 else float(len(route))
+    return f"a step's compute: {stages}: ideal {ideal:.2f} with many sessions"
+
+
+def results_of(runs: _Runs, recipe: str) -> list[Result]:
+    """The figures of the group; those beside llama.cpp where it was measured."""
+    note = f"{recipe}, greedy, prompts of {PROMPT_TOKENS} tokens, while all sessions decode"
+    results = []
+    for sessions in _SESSIONS:
+        solo, chain = runs.of[f"solo {sessions}"], runs.of[f"chain {sessions}"]
         results += [
-            of_runs(f"{name}_1_tok_s", "tok/s", runs.chain_1, f"{workers} processes, one session; {note}"),
-            of_runs(f"{name}_8_tok_s", "tok/s", runs.chain_8, f"{workers} processes, eight sessions, in total"),
-            ratio_of_runs(
-                f"{name}_1_vs_solo", runs.chain_1, runs.solo_1, "ideal 1: one session uses one stage at a time"
-            ),
-            ratio_of_runs(f"{name}_8_vs_solo", runs.chain_8, runs.solo_8, ideal),
+            of_runs(f"chain.solo_{sessions}_tok_s", "tok/s", solo, f"one process, one thread; {note}"),
+            of_runs(f"chain.two_stage_{sessions}_tok_s", "tok/s", chain, f"{STAGES} processes, over HTTP; {note}"),
+            ratio_of_runs(f"chain.two_stage_{sessions}_vs_solo", chain, solo, split_note(runs.route)),
         ]
-        if workers == 2:
-            note = "one session: (step − sum of stage compute) / transfers"
-            results.append(of_runs("net.hop_added_ms_p50", "ms", runs.added_ms, note))
-    return results
+    added_note = "one session in the mesh: (step − sum of stage compute) / transfers"
+    ttft_ms = [1e3 * seconds for seconds in runs.of["ttft"]]
+    results += [
+        of_runs("chain.hop_added_ms_p50", "ms", runs.of["added"], added_note),
+        of_runs("chain.ttft512_ms", "ms", ttft_ms, f"request to first token over HTTP, {LONG_PROMPT_TOKENS} tokens"),
+    ]
+    return [*results, *_peer_results(runs)] if runs.of["best 8"] else results
+
+
+def _peer_results(runs: _Runs) -> list[Result]:
+    rpc_note = "llama.cpp over RPC, two servers of one thread, same file, its batched bench"
+    best_note = f"llama.cpp, one process, two threads, {BEST_LOCAL}, its batched bench"
+    rpc_ttft_ms = [1e3 * seconds for seconds in runs.of["rpc ttft"]]
+    return [
+        of_runs("chain.rpc_ttft512_ms", "ms", rpc_ttft_ms, f"{rpc_note}: until the logits of the last prompt token"),
+        ratio_of_runs("chain.ttft512_vs_rpc", runs.of["rpc ttft"], runs.of["ttft"], "how many times sooner"),
+        of_runs("chain.rpc_1_tok_s", "tok/s", runs.of["rpc 1"], rpc_note),
+        ratio_of_runs("chain.decode_1_vs_rpc", runs.of["chain 1"], runs.of["rpc 1"], "one session"),
+        of_runs("chain.rpc_8_tok_s", "tok/s", runs.of["rpc 8"], f"{rpc_note}, eight sequences in total"),
+        ratio_of_runs("chain.decode_8_vs_rpc_8", runs.of["chain 8"], runs.of["rpc 8"], "eight sessions in total"),
+        of_runs("chain.best_local_8_tok_s", "tok/s", runs.of["best 8"], f"{best_note}, eight sequences in total"),
+        ratio_of_runs("chain.decode_8_vs_best_local", runs.of["chain 8"], runs.of["best 8"], "eight sessions in total"),
+    ]
+
+
+async def run(rounds: int, report: Report) -> list[Result]:
+    """Measure. Without llama.cpp what is compared with it is left out."""
+    model = resolve(MODEL, default_models_dir())
+    llama = await LlamaCpp.prepare_or_none(report)
+    report(f"chain: {STAGES} stages, {DEFAULT_RECIPE}")
+    return results_of(await _measure(model, DEFAULT_RECIPE, llama, rounds, report), DEFAULT_RECIPE)

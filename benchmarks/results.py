@@ -1,4 +1,4 @@
-"""One measurement, as it is printed and written."""
+"""One measurement, as it is computed and written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+
+from tessella_p2p.base.errors import TessellaError
+
+
+class BenchmarkError(TessellaError):
+    """Something that a benchmark needs is missing or failed; the message says what to do."""
+
+    code = "benchmark_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +36,6 @@ def of_runs(name: str, unit: str, runs: Sequence[float], note: str) -> Result:
 def ratio_of_runs(name: str, above: Sequence[float], below: Sequence[float], note: str) -> Result:
     """The median of the ratios of neighbouring runs: what the machine did meanwhile cancels out."""
     return of_runs(name, "ratio", [a / b for a, b in zip(above, below, strict=True)], note)
-
-
-def print_results(results: Sequence[Result]) -> None:
-    """A table for people."""
-    width = max(len(result.name) for result in results)
-    for result in results:
-        low, high = min(result.runs), max(result.runs)
-        spread = f"{low:.3g}–{high:.3g}" if len(result.runs) > 1 else "one run"
-        print(f"{result.name:<{width}}  {result.value:>10.4g} {result.unit:<8} {spread:<16} {result.note}")
 
 
 def write_json(results: Sequence[Result], path: Path) -> None:

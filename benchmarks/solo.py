@@ -1,6 +1,6 @@
 """The baseline of the chain: the same sessions on the whole model in one process, with one compute thread and no network.
 
-Run as a process of its own (``python -m benchmarks.solo``), it answers lines of JSON on standard input with lines of JSON.
+Run as a process of its own (``python -m benchmarks.solo MODEL RECIPE``), it answers lines of JSON (see `json_lines`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import trio
 
-from tessella_p2p.base.ids import LayerRange, SessionId
+from benchmarks.json_lines import answer
+from tessella_p2p.base.errors import TessellaError
+from tessella_p2p.base.ids import SessionId
 from tessella_p2p.base.limits import PREFILL_CHUNK
-from tessella_p2p.model.artifact import Artifact
+from tessella_p2p.model.config import ModelConfig
+from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import recipe_named
 from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput
 from tessella_p2p.stages.loading import load_engine
@@ -24,51 +28,48 @@ from tessella_p2p.stages.sampler import Sampler, SamplingParams
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.frames import DType
 
-_GREEDY = Sampler(SamplingParams())
-
 
 async def _generate(
-    service: StageService,
-    number: int,
-    prompt: Sequence[int],
-    max_tokens: int,
-    times: list[float],
-    end_ids: frozenset[int],
+    service: StageService, number: int, prompt: Sequence[int], max_tokens: int, times: list[float]
 ) -> None:
-    """One greedy session, up to its end token; appends the moment of every token."""
+    """One greedy session, cut into chunks as an entry cuts it; appends the moment of every token."""
     key = SessionKey(SessionId(number.to_bytes(16, "big")), 0)
+    sampler = Sampler(SamplingParams())
     await service.open(key, len(prompt) + max_tokens)
     ids, position = list(prompt), 0
     for _ in range(max_tokens):
         for start in range(0, len(ids), PREFILL_CHUNK):
             part = ids[start : start + PREFILL_CHUNK]
-            body = b"".join(token.to_bytes(4, "little") for token in part)
-            sample = _GREEDY if start + PREFILL_CHUNK >= len(ids) else None
-            result = await service.step(StepInput(key, position, len(part), DType.U32, body, sample))
+            is_last = start + PREFILL_CHUNK >= len(ids)
+            body = np.array(part, "<u4").tobytes()
+            step = StepInput(key, position, len(part), DType.U32, body, sampler if is_last else None)
+            output = (await service.step(step)).output
+            if isinstance(output, TessellaError):
+                raise output
             position += len(part)
-        assert isinstance(result.output, Sampled)
-        if result.output.token_id in end_ids:
-            break
+        assert isinstance(output, Sampled)
         times.append(time.perf_counter())
-        ids = [result.output.token_id]
+        ids = [output.token_id]
     await service.close(key)
 
 
 async def _serve(path: Path, recipe: str) -> None:
-    with Artifact.open(path) as artifact:
-        layers, end_ids = LayerRange(0, artifact.config.layers), artifact.tokenizer.end_ids
+    with GgufFile.open(path) as file:
+        layers = ModelConfig.from_gguf(file).all_layers
     engine = await trio.to_thread.run_sync(partial(load_engine, path, layers, recipe_named(recipe), threads=1))
     service = StageService(engine)
+    opened = 0
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
-        print(json.dumps({"ready": True}), flush=True)
+        answer({"ready": True})
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
             request = json.loads(line)
-            times: list[float] = []
+            times: list[list[float]] = [[] for _ in request["prompts"]]
             async with trio.open_nursery() as sessions:
-                for number, prompt in enumerate(request["prompts"]):
-                    sessions.start_soon(_generate, service, number, prompt, request["max_tokens"], times, end_ids)
-            print(json.dumps({"times": times}), flush=True)
+                for prompt, moments in zip(request["prompts"], times, strict=True):
+                    sessions.start_soon(_generate, service, opened, prompt, request["max_tokens"], moments)
+                    opened += 1
+            answer({"times": times})
         nursery.cancel_scope.cancel()
 
 
