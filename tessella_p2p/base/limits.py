@@ -303,3 +303,20 @@ MAX_DRIFT_CLASS_CHARS = 64
 """The part of a published recipe's name behind the ``@``."""
 QUANTIZE_CHUNK_BYTES = 16 * MIB
 """Float32 numbers that exist at once while a matrix is converted at load."""
+
+# Engines in trouble, asleep and in turns
+OOM_STREAK = 3
+"""So many failures of an engine …"""
+STREAK_WINDOW_S = 30.0
+"""… within this mean saturated: no new session until as much time has passed without one."""
+RELOAD_RETRY_S = 5.0
+"""An engine that does not load is tried again after this."""
+GATHER_S = 0.001
+"""How long a turn of a chain's stage waits for a full group of decoding sessions."""
+MAX_WAITING_OPENS = 128
+"""Opens that wait at one stage for their turn, or for its engine to load."""
+LOOP_STALL_S = 0.05
+"""An event loop that does not come round for so long is reported."""
+LOOP_TICK_S = 0.01
+STALL_LOG_S = 10.0
+"""Stalls within this are reported in one line."""

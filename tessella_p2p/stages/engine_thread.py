@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+import structlog
 import trio
+
+log = structlog.get_logger(__name__)
 
 
 class TurnRunner(Protocol):
@@ -29,16 +33,30 @@ class EngineThread:
 
     Not trio's thread cache: native thread pools and their scratch memory belong to the thread that calls them, so each further
     thread would own a pool of its own.
+
+    Args:
+        name: of the thread.
+        cpus: the cores that it, and every thread that is started from it, may use; none for all that the process may use. Only
+            Linux has that; elsewhere, and where the machine does not have these cores, it is logged and nothing is pinned.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, cpus: Sequence[int] = ()) -> None:
+        self._cpus = frozenset(cpus)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     def _main(self) -> None:
+        if self._cpus:
+            self._pin()
         while (job := self._jobs.get()) is not None:
             job()
+
+    def _pin(self) -> None:
+        try:
+            os.sched_setaffinity(threading.get_native_id(), self._cpus)
+        except (AttributeError, OSError) as error:
+            log.warning("the engine's thread is not pinned", cpus=sorted(self._cpus), reason=str(error))
 
     async def run(self, job: Callable[[], None], rows: int) -> float:
         """See `TurnRunner.run`. Cannot be cancelled: native code cannot be stopped in the middle of a turn."""
@@ -84,3 +102,10 @@ class InlineRunner:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: those of its affinity mask, where the system has one."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,24 +1,26 @@
 """A stage at work (shell): continuous batching of all its sessions, on a thread of its own.
 
 Callers put opens, closes and steps into queues; one task turns them into turns. A turn runs what was opened and closed, then one
-forward over the ready steps (`batching.plan_turn`), while the event loop goes on. An engine that crashes loses the sessions of that
-turn, and nothing else.
+forward over the ready steps (`batching.plan_turn`), while the event loop goes on. An engine that crashes or runs out of memory is
+loaded again, and its sessions are lost, each with a typed error; nothing else is. An idle one sleeps (`engine_life`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from math import inf
+from typing import Self
 
 import structlog
 import trio
 
 from tessella_p2p.base.errors import CacheMiss, LocalProtocolError, Overloaded, PromptTooLong, TessellaError
-from tessella_p2p.base.limits import MAX_QUEUED_STEPS
-from tessella_p2p.stages.batching import plan_turn, singles_per_turn
+from tessella_p2p.base.limits import MAX_QUEUED_STEPS, MAX_WAITING_OPENS
+from tessella_p2p.stages.batching import plan_turn, singles_per_turn, singles_worth_waiting_for
 from tessella_p2p.stages.engine import (
-    Buffer,
+    KvUse,
     SessionKey,
     StageEngine,
     StepAnswer,
@@ -26,93 +28,120 @@ from tessella_p2p.stages.engine import (
     StepOutput,
     check_body,
 )
+from tessella_p2p.stages.engine_life import EngineLife, StageRules, StageState
 from tessella_p2p.stages.engine_thread import EngineThread, InlineRunner, TurnRunner
+from tessella_p2p.stages.pending import Command, Loader, PendingStep, SessionTerms, StepResult
+from tessella_p2p.wire.messages import Tier
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What became of a step: its answer (an error value included), and its times at this stage.
-
-    ``compute_us`` is the length of the turns that the step took part in, whoever shared them.
-    """
-
-    output: StepAnswer
-    queue_us: int
-    compute_us: int
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A step that waits or runs."""
-
-    step: StepInput
-    arrived_at: float
-    done: trio.Event = field(default_factory=trio.Event)
-    rows_done: int = 0
-    bodies: list[Buffer] = field(default_factory=list)
-    compute_s: float = 0.0
-    result: StepResult | None = None
-    started: bool = False
-    """Some of its rows are in the KV, or are being computed."""
-    running: bool = False
-    """It takes part in the turn that runs."""
-    abandoned: bool = False
-    """Its session is closed, or its caller is gone: no further turn for it."""
-
-    @property
-    def rows_left(self) -> int:
-        return self.step.rows - self.rows_done
-
-    def piece(self, rows: int) -> StepInput:
-        """The next ``rows`` rows as a step of their own."""
-        step = self.step
-        if rows == step.rows:
-            return step
-        row_bytes = len(step.body) // step.rows
-        start, end = self.rows_done, self.rows_done + rows
-        body = memoryview(step.body)[start * row_bytes : end * row_bytes]
-        sample = step.sample if end == step.rows else None
-        return StepInput(step.session, step.position + start, rows, step.dtype, body, sample)
-
-
-@dataclass(slots=True, eq=False)
-class _Command:
-    """An open (``max_positions`` is given) or a close that waits for the next turn."""
-
-    key: SessionKey
-    max_positions: int | None
-    done: trio.Event = field(default_factory=trio.Event)
-    error: TessellaError | None = None
-    abandoned: bool = False
-    """The caller of this open is gone."""
-    num_stages: int = 1
-
-
 class StageService:
-    """Serves one loaded engine.
+    """Serves one loaded engine, and closes it in the end.
 
     Args:
         engine: nobody else may call it from now on.
+        load: loads it again after a crash and after sleep; it is called on the engine's thread. None: the engine never sleeps, and
+            after a crash it goes on without the sessions of that turn.
+        rules: what it does when idle, busy or in trouble.
+        runner: where ``engine`` was loaded, and is to be called; None for a thread of its own.
         inline: run it in the event loop instead of a thread; for engines that cost nothing, under a virtual clock.
         compute_s: with ``inline``, the (virtual) seconds of a turn of so many rows.
     """
 
     def __init__(
-        self, engine: StageEngine, *, inline: bool = False, compute_s: Callable[[int], float] = lambda rows: 0.0
+        self,
+        engine: StageEngine,
+        *,
+        load: Loader | None = None,
+        rules: StageRules | None = None,
+        runner: TurnRunner | None = None,
+        inline: bool = False,
+        compute_s: Callable[[int], float] = lambda rows: 0.0,
     ) -> None:
-        self.engine = engine
-        self.crashes = 0
-        self._inline = inline
-        self._compute_s = compute_s
-        self._commands: list[_Command] = []
-        self._ready: list[_Pending] = []
-        self._open: dict[SessionKey, int] = {}
+        self._rules = rules or StageRules()
+        self._life = EngineLife(engine, load, self._rules)
+        self._runner = InlineRunner(compute_s) if inline else runner
+        self._commands: list[Command] = []
+        self._ready: list[PendingStep] = []
+        self._open: dict[SessionKey, SessionTerms] = {}
         self._decoding: set[SessionKey] = set()
-        self._stages_of: dict[SessionKey, int] = {}
         self._wake = trio.Event()
+        self._turns = 0
         self._running = False
+
+    @classmethod
+    async def loaded(cls, load: Loader, *, rules: StageRules | None = None, cpus: Sequence[int] = ()) -> Self:
+        """The service of an engine that is loaded on the thread that will call it, so that its own threads inherit ``cpus``.
+
+        Args:
+            load: see the constructor.
+            rules: see the constructor.
+            cpus: the cores of that thread; none for every one. See `engine_thread.EngineThread`.
+
+        Raises:
+            what ``load`` raises. It cannot be cancelled.
+        """
+        runner = EngineThread("stage engine", cpus)
+        loaded: list[StageEngine] = []
+        errors: list[Exception] = []
+
+        def first_load() -> None:
+            try:
+                loaded.append(load())
+            except Exception as error:  # noqa: BLE001 - it is raised below, where the caller is
+                errors.append(error)
+
+        try:
+            await runner.run(first_load, 0)
+            if errors:
+                raise errors[0]
+            return cls(loaded[0], load=load, rules=rules, runner=runner)
+        except BaseException:
+            runner.close()
+            raise
+
+    # ---- what it says of itself ----
+
+    @property
+    def engine(self) -> StageEngine:
+        """The engine; what does not change (layers, widths, limits) may be asked of it at any time, and of nothing else."""
+        return self._life.engine
+
+    @property
+    def state(self) -> StageState:
+        """See `engine_life.StageState`."""
+        return self._life.state(trio.current_time())
+
+    @property
+    def accepts(self) -> bool:
+        """Whether it takes new sessions."""
+        return self._life.refusal(trio.current_time()) is None
+
+    @property
+    def changed(self) -> trio.Event:
+        """The event of the next change of state; the end of a saturation is not one, for nothing happens then."""
+        return self._life.changed
+
+    @property
+    def crashes(self) -> int:
+        """Failures of the engine, since it was loaded first."""
+        return self._life.crashes
+
+    @property
+    def recent_failures(self) -> int:
+        """Failures within the window that decides about saturation."""
+        return self._life.recent_failures(trio.current_time())
+
+    @property
+    def kv(self) -> KvUse:
+        """What the KV holds."""
+        return self._life.kv
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights, and KV with every page in use; 0 while it sleeps."""
+        return self._life.memory_bytes
 
     @property
     def queue_depth(self) -> int:
@@ -120,60 +149,72 @@ class StageService:
         return len(self._ready)
 
     @property
+    def num_waiting(self) -> Mapping[Tier, int]:
+        """Steps that wait for a turn, by tier."""
+        waiting: Counter[Tier] = Counter(p.tier for p in self._ready if not p.running)
+        return waiting
+
+    @property
     def num_sessions(self) -> int:
         """Sessions that are open."""
         return len(self._open)
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; a turn that runs is finished first. Whoever still waits then gets an error."""
-        if self._running:
-            raise LocalProtocolError("this stage runs already")
-        runner: TurnRunner = (
-            InlineRunner(self._compute_s) if self._inline else EngineThread(f"stage {self.engine.layers}")
-        )
-        self._running = True
-        try:
-            task_status.started()
-            while True:
-                await self._wake.wait()
-                self._wake = trio.Event()
-                while self._commands or self._ready:
-                    await self._turn(runner)
-                    await trio.lowlevel.checkpoint()  # whoever got an answer may have the next step at hand
-        finally:
-            self._running = False
-            runner.close()
-            self._stop()
+    # ---- what callers do ----
 
-    async def open(self, key: SessionKey, max_positions: int, num_stages: int = 1) -> None:
-        """Reserve KV for a session. Cancelled, it leaves no session behind.
+    async def open(
+        self, key: SessionKey, max_positions: int, num_stages: int = 1, tier: Tier = "Leech", scope: bytes = b""
+    ) -> None:
+        """Enter a session; an engine that sleeps or is being loaded again is waited for. Cancelled, it leaves no session behind.
 
         Args:
             key: the session.
             max_positions: its room.
             num_stages: of its route; see `batching.singles_per_turn`.
+            tier: decides who goes first when not everybody can.
+            scope: whose cached prefixes it may use; see `engine.StageEngine.open_session`.
 
         Raises:
             PromptTooLong, Overloaded, StaleEpoch: see `engine.StageEngine.open_session`.
+            Overloaded: besides, when the stage is saturated, its engine does not load, or ``patience_s`` has passed.
+            CacheMiss: the engine crashed over it.
         """
         if not self._running:
             raise Overloaded("this stage is not running")
-        command = self._submit(_Command(key, max_positions, num_stages=num_stages))
+        self._check_admission()
+        command = self._submit(Command(key, SessionTerms(max_positions, num_stages, tier, scope)))
         try:
-            await command.done.wait()
+            with trio.move_on_after(self._rules.patience_s):
+                await command.done.wait()
         except trio.Cancelled:
-            command.abandoned = True
-            if command.done.is_set():
-                self._close_abandoned(command)
+            self._abandon(command)
             raise
+        if not command.done.is_set():
+            self._abandon(command)
+            what = "loading its weights" if self.state == "loading" else "busy"
+            raise Overloaded(f"this stage is {what}: the session could not be opened in {self._rules.patience_s:.0f} s")
         if command.error is not None:
             raise command.error
+
+    def _abandon(self, opening: Command) -> None:
+        """Nobody waits for this open any more; what it has opened, or will have, is closed."""
+        opening.abandoned = True
+        # If the open failed, the session may be somebody else's: nothing of ours is to be closed.
+        if opening.done.is_set() and opening.executed and opening.error is None:
+            self._submit(Command(opening.key, None))
+
+    def _check_admission(self) -> None:
+        refusal = self._life.refusal(trio.current_time())
+        if refusal is not None:
+            raise refusal
+        waiting = sum(command.opens is not None for command in self._commands)
+        if waiting >= MAX_WAITING_OPENS:
+            raise Overloaded(f"{waiting} sessions wait to be opened at this stage already")
 
     async def close(self, key: SessionKey) -> None:
         """Free a session's KV; an unknown key is fine. Cancelled, the session is freed all the same, a little later."""
         if not self._running:
             return
-        await self._submit(_Command(key, None)).done.wait()
+        await self._submit(Command(key, None)).done.wait()
 
     async def step(self, step: StepInput) -> StepResult:
         """Run one step; steps of one session run in the order of their calls.
@@ -182,17 +223,13 @@ class StageService:
         is an error value, never an exception; besides the engine's, `Overloaded` when too many steps wait, and `CacheMiss` when
         the session is closed meanwhile, or the engine crashed.
         """
-        if not self._running:
-            return StepResult(CacheMiss("this stage has stopped; its sessions are gone"), 0, 0)
-        if len(self._ready) >= MAX_QUEUED_STEPS:
-            return StepResult(Overloaded(f"{MAX_QUEUED_STEPS} steps wait at this stage already"), 0, 0)
-        refused = check_body(self.engine, step) or self._check_room(step)
-        if refused is not None:  # the engine would say the same, but only to the last piece of a long step
+        refused = self._judge(step)
+        if refused is not None:
             return StepResult(refused, 0, 0)
-        pending = _Pending(step, trio.current_time())
+        pending = PendingStep(step, self._open[step.session].tier, self._turns, trio.current_time())
         if step.rows > 1:
             self._decoding.discard(step.session)
-        elif step.session in self._open:
+        else:
             self._decoding.add(step.session)
         self._ready.append(pending)
         self._wake.set()
@@ -201,27 +238,35 @@ class StageService:
         except trio.Cancelled:
             pending.abandoned = True
             if pending.started:
-                self._submit(_Command(step.session, None))
+                self._submit(Command(step.session, None))
             elif pending in self._ready:
                 self._ready.remove(pending)
             raise
         assert pending.result is not None
         return pending.result
 
-    def _check_room(self, step: StepInput) -> PromptTooLong | None:
-        room = self._open.get(step.session)
+    def _judge(self, step: StepInput) -> TessellaError | None:
+        """Why a step may not wait for a turn. The engine would say the same, but only to the last piece of a long step."""
+        if not self._running:
+            return CacheMiss("this stage has stopped; its sessions are gone")
+        if len(self._ready) >= MAX_QUEUED_STEPS:
+            return Overloaded(f"{MAX_QUEUED_STEPS} steps wait at this stage already")
+        malformed = check_body(self.engine, step)
+        if malformed is not None:
+            return malformed
+        terms = self._open.get(step.session)
+        if terms is None:
+            return CacheMiss(f"this stage has no KV of session {step.session}")
         end = step.position + step.rows
-        if room is None or end <= room:
-            return None
-        return PromptTooLong(f"{end} positions; session {step.session} has room for {room}")
+        if end > terms.max_positions:
+            return PromptTooLong(f"{end} positions; session {step.session} has room for {terms.max_positions}")
+        return None
 
-    # ---- turns ----
-
-    def _submit(self, command: _Command) -> _Command:
+    def _submit(self, command: Command) -> Command:
         if not self._running:  # the engine goes, and all sessions with it
             command.done.set()
             return command
-        if command.max_positions is None:
+        if command.opens is None:
             gone = CacheMiss(f"session {command.key} was closed")
             for pending in [p for p in self._ready if p.step.session == command.key]:
                 if pending.running:
@@ -232,77 +277,183 @@ class StageService:
         self._wake.set()
         return command
 
+    # ---- the task ----
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; a turn that runs is finished first. Whoever still waits then gets an error."""
+        if self._running:
+            raise LocalProtocolError("this stage runs already")
+        runner = self._runner or EngineThread(f"stage {self.engine.layers}")
+        self._running = True
+        try:
+            task_status.started()
+            while True:
+                await self._rest(runner)
+                while self._commands or self._ready:
+                    await (
+                        trio.lowlevel.checkpoint()
+                    )  # what arrived together, or follows an answer at once, shares the turn
+                    await self._gather()
+                    await self._turn(runner)
+        finally:
+            self._running = False
+            self._stop()
+            if self._life.is_loaded:
+                await self._life.close(runner)
+            runner.close()
+
+    async def _rest(self, runner: TurnRunner) -> None:
+        """Wait for work; meanwhile fall asleep, or try again to load what did not load."""
+        while not (self._commands or self._ready):
+            deadline = inf
+            if self._life.retry_at is not None:
+                deadline = self._life.retry_at
+            elif self._rules.sleep_after_s is not None and self._may_sleep():
+                deadline = trio.current_time() + self._rules.sleep_after_s
+            with trio.move_on_at(deadline) as scope:
+                await self._wake.wait()
+            if self._wake.is_set():
+                self._wake = trio.Event()
+            elif scope.cancelled_caught and self._life.retry_at is not None:
+                await self._life.load(runner)
+            elif scope.cancelled_caught:
+                await self._life.sleep(runner)
+
+    def _may_sleep(self) -> bool:
+        return self._life.is_loaded and self._life.can_reload and not self._open
+
+    async def _gather(self) -> None:
+        """Give a group of decoding sessions a moment to be complete; see `batching`."""
+        full = singles_worth_waiting_for(self._stages_of_decoding())
+        deadline = trio.current_time() + self._rules.gather_s
+        while not self._commands and 0 < len(self._ready) < full and all(p.step.rows == 1 for p in self._ready):
+            with trio.move_on_at(deadline) as scope:
+                await self._wake.wait()
+            if scope.cancelled_caught:
+                return
+            self._wake = trio.Event()
+
+    def _stages_of_decoding(self) -> list[int]:
+        return [self._open[key].num_stages for key in self._decoding]
+
     async def _turn(self, runner: TurnRunner) -> None:
-        commands = list(self._commands)
+        commands = [command for command in self._commands if not self._settle_without_engine(command)]
+        if commands and not self._life.is_loaded:
+            await self._wake_up(runner)
+            return
         takes = plan_turn(
-            ((p.step.session, p.rows_left) for p in self._ready),
+            [p.waiting for p in self._ready],
             decoding=bool(self._decoding),
-            max_singles=singles_per_turn([self._stages_of[key] for key in self._decoding]),
+            max_singles=singles_per_turn(self._stages_of_decoding()),
         )
         taken = [(self._ready[take.index], take.rows) for take in takes]
         batch = [pending.piece(rows) for pending, rows in taken]
         for pending, _ in taken:
             pending.started = pending.running = True
         answers: list[StepAnswer] = []
-        took_s = await runner.run(
-            lambda: answers.extend(self._compute(commands, batch)), sum(rows for _, rows in taken)
-        )
-        del self._commands[: len(commands)]
+        crash: list[Exception] = []
+
+        def compute() -> None:
+            """One turn, on the engine's thread. Raises nothing."""
+            try:
+                for command in commands:
+                    command.execute(self.engine)
+                if batch:
+                    answers.extend(self.engine.forward(batch))
+                    if len(answers) != len(batch):
+                        raise LocalProtocolError(f"{len(answers)} answers to {len(batch)} steps")
+            except Exception as error:  # noqa: BLE001 - native code under a peer's load: whatever it raises ends here
+                crash.append(error)
+
+        took_s = await runner.run(compute, sum(rows for _, rows in taken))
+        self._turns += 1
+        for pending, _ in taken:
+            pending.compute_s += took_s
+        if crash:
+            await self._recover(runner, crash[0], commands, taken)
+            return
         for command in commands:
             self._settle(command)
         for (pending, rows), answer in zip(taken, answers, strict=True):
-            pending.compute_s += took_s
             self._advance(pending, rows, answer)
 
-    def _settle(self, command: _Command) -> None:
-        """Take note of an open or a close that was carried out."""
-        if command.max_positions is None:
+    # ---- opens and closes ----
+
+    def _settle_without_engine(self, command: Command) -> bool:
+        """Settle what needs no engine: opens whose callers are gone, and closes while it sleeps."""
+        if not command.abandoned and (command.opens is not None or self._life.is_loaded):
+            return False
+        self._settle(command)
+        return True
+
+    def _settle(self, command: Command) -> None:
+        """Take note of an open or a close that was carried out, or is not to be."""
+        self._commands.remove(command)
+        if command.opens is None:
             self._open.pop(command.key, None)
             self._decoding.discard(command.key)
-            self._stages_of.pop(command.key, None)
-        elif command.error is None:
-            self._open[command.key] = command.max_positions
-            self._stages_of[command.key] = command.num_stages
+        elif command.executed and command.error is None:
+            self._open[command.key] = command.opens
         command.done.set()
         if command.abandoned:
-            self._close_abandoned(command)
+            self._abandon(command)
 
-    def _close_abandoned(self, opened: _Command) -> None:
-        # If the open failed, the session may be somebody else's: nothing of ours is to be closed.
-        if opened.error is None:
-            self._submit(_Command(opened.key, None))
+    async def _wake_up(self, runner: TurnRunner) -> None:
+        """Load an engine that sleeps, or is not there since a crash; when it does not load, whoever waits is told."""
+        if self._life.retry_at is None:
+            await self._life.load(runner)
+        refusal = self._life.refusal(trio.current_time())
+        if refusal is None:
+            return
+        for command in [command for command in self._commands if command.opens is not None]:
+            command.error = refusal
+            self._settle(command)
 
-    def _compute(self, commands: Sequence[_Command], batch: Sequence[StepInput]) -> list[StepAnswer]:
-        """One turn, on the engine's thread. Raises nothing."""
+    # ---- crashes ----
+
+    async def _recover(
+        self,
+        runner: TurnRunner,
+        crash: Exception,
+        commands: Sequence[Command],
+        taken: Sequence[tuple[PendingStep, int]],
+    ) -> None:
+        """After a crash: its sessions are lost, whoever waits is told, and the engine is loaded again."""
+        gone = CacheMiss(f"the engine failed in this turn ({type(crash).__name__}); the session's KV is gone")
+        lost = list(self._open) if self._life.can_reload else [pending.step.session for pending, _ in taken]
+        log.error("the engine crashed", sessions=[str(key) for key in lost], exc_info=crash)
+        self._life.crashed(crash, trio.current_time())
+        culprit = next((command for command in commands if not command.executed), None)
         for command in commands:
-            try:
-                if command.max_positions is None:
-                    self.engine.close_session(command.key)
-                else:
-                    self.engine.open_session(command.key, command.max_positions)
-            except TessellaError as error:
-                command.error = error
-            except Exception as error:  # noqa: BLE001 - native code under a peer's load: whatever it raises ends here
-                command.error = self._crashed(error, [command.key])
-        if not batch:
-            return []
-        try:
-            answers = self.engine.forward(batch)
-            if len(answers) != len(batch):
-                raise LocalProtocolError(f"{len(answers)} answers to {len(batch)} steps")
-        except Exception as error:  # noqa: BLE001 - as above; the other sessions' KV was not part of this forward
-            return [self._crashed(error, [step.session for step in batch])] * len(batch)
-        return answers
+            if command is culprit:
+                command.error = gone
+                self._settle(command)
+            elif command.executed and (command.opens is None or command.error is not None or not self._life.can_reload):
+                self._settle(command)
+            else:
+                command.executed = False  # the next engine is asked again
+        for pending, _ in taken:
+            pending.running = False
+        for key in lost:
+            self._open.pop(key, None)
+            self._decoding.discard(key)
+        for pending in [p for p in self._ready if p.step.session in lost]:
+            self._finish(pending, gone)
+        if self._life.can_reload:
+            await self._wake_up(runner)
+            return
+        abandoned = [*lost, *([culprit.key] if culprit is not None and culprit.opens is not None else [])]
 
-    def _crashed(self, error: Exception, keys: Sequence[SessionKey]) -> CacheMiss:
-        self.crashes += 1
-        log.error("the engine crashed", sessions=[str(key) for key in keys], exc_info=error)
-        for key in keys:
-            with suppress(Exception):  # it crashed once already; what counts is that nobody uses the slot again
-                self.engine.close_session(key)
-        return CacheMiss(f"the engine failed in this turn ({type(error).__name__}); the session's KV is gone")
+        def drop() -> None:
+            for key in abandoned:
+                with suppress(Exception):  # it crashed once already; what counts is that nobody uses the KV again
+                    self.engine.close_session(key)
 
-    def _advance(self, pending: _Pending, rows: int, answer: StepAnswer) -> None:
+        await runner.run(drop, 0)
+
+    # ---- steps ----
+
+    def _advance(self, pending: PendingStep, rows: int, answer: StepAnswer) -> None:
         """Take the answer to a piece of a step."""
         pending.rows_done += rows
         pending.running = False
@@ -312,7 +463,7 @@ class StageService:
             self._decoding.discard(pending.step.session)
             # After earlier pieces the session no longer stands where its step began.
             if pending.rows_done > rows and not pending.abandoned:
-                self._submit(_Command(pending.step.session, None))
+                self._submit(Command(pending.step.session, None))
             self._finish(pending, answer)
             return
         if isinstance(answer, StepOutput):
@@ -322,7 +473,7 @@ class StageService:
         if pending.rows_left == 0:
             self._finish(pending, answer)
 
-    def _finish(self, pending: _Pending, answer: StepAnswer) -> None:
+    def _finish(self, pending: PendingStep, answer: StepAnswer) -> None:
         waited_s = trio.current_time() - pending.arrived_at
         queue_us = max(0, int((waited_s - pending.compute_s) * 1e6))
         pending.result = StepResult(answer, queue_us, int(pending.compute_s * 1e6))
@@ -333,8 +484,8 @@ class StageService:
     def _stop(self) -> None:
         stopped = CacheMiss("this stage has stopped; its sessions are gone")
         for command in self._commands:
-            command.error = Overloaded("this stage has stopped") if command.max_positions is not None else None
+            command.error = Overloaded("this stage has stopped") if command.opens is not None else None
             command.done.set()
         for pending in list(self._ready):
             self._finish(pending, stopped)
-        self._commands, self._open, self._stages_of = [], {}, {}
+        self._commands, self._open = [], {}
