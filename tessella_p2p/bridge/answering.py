@@ -7,9 +7,9 @@ visible with pings; a client that reads slowly holds up nothing but its own gene
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -24,7 +24,7 @@ from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answers import DONE, PING, event
 from tessella_p2p.bridge.errors import INTERNAL, ErrorAnswer, error_answer, sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
-from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, Prepared
+from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, Prepared, TokenScores
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ class Dialect(Protocol):
         """Events that close a stream, before ``[DONE]``."""
         ...
 
-    def whole(self, text: str, finished: Finished) -> bytes:
+    def whole(self, text: str, scores: Sequence[TokenScores], finished: Finished) -> bytes:
         """The JSON of an answer that is not streamed."""
         ...
 
@@ -89,7 +89,11 @@ class GenerationEndpoint:
         Raises:
             TessellaError: when nothing was sent yet; the app's handler turns it into an answer.
         """
-        reading = self._read(await Request(scope, receive).body())
+        request = Request(scope, receive)
+        reading = self._read(await request.body())
+        # Nothing is allowed by a key here; it only keeps apart whose cached prefixes a request may use.
+        requester = request.headers.get("authorization", "")
+        reading = replace(reading, request=replace(reading.request, requester=requester))
         watch = ClientWatch(receive)
         with self._metrics.generating() as outcome:
             if reading.stream:
@@ -262,6 +266,7 @@ class _Whole:
         self._created = created
         self._dialect: Dialect
         self._texts: list[str] = []
+        self._scores: list[TokenScores] = []
         self.body = b""
 
     async def begin(self, prepared: Prepared) -> None:
@@ -269,9 +274,10 @@ class _Whole:
 
     async def delta(self, delta: Delta) -> None:
         self._texts.append(delta.text)
+        self._scores += delta.scores
 
     async def finish(self, finished: Finished) -> None:
-        self.body = self._dialect.whole("".join(self._texts), finished)
+        self.body = self._dialect.whole("".join(self._texts), self._scores, finished)
 
 
 class _Streamed:

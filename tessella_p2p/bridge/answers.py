@@ -6,11 +6,12 @@ Typed dicts, not validated models: what goes out is built here, so mypy checks i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic_core import to_json
 
-from tessella_p2p.entry.api import Finished
+from tessella_p2p.entry.api import Finished, ScoredToken, TokenScores
 
 FinishReason = Literal["stop", "length"]
 DONE = b"data: [DONE]\n\n"
@@ -64,12 +65,33 @@ class Message(TypedDict):
     refusal: None
 
 
+class TokenLogprob(TypedDict):
+    """A token: its text (U+FFFD where its bytes are no whole character), its bytes (null for a control token), its logprob."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class ContentLogprob(TokenLogprob):
+    """A token of the answer, and the likeliest ones at its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChoiceLogprobs(TypedDict):
+    """OpenAI's ``logprobs``: one entry per token of the answer."""
+
+    content: list[ContentLogprob]
+    refusal: None
+
+
 class Choice(TypedDict):
     """One answer; there is one, since ``n`` is 1."""
 
     index: int
     message: Message
-    logprobs: None
+    logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
 
 
@@ -97,7 +119,7 @@ class ChunkChoice(TypedDict):
 
     index: int
     delta: ChoiceDelta
-    logprobs: None
+    logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -121,6 +143,7 @@ class Generated(TypedDict):
     created: int
     model: str
     text: str
+    logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
     usage: Usage
     tessella: Extension
@@ -135,6 +158,7 @@ class GeneratedChunk(TypedDict):
     model: str
     text: str
     token_ids: tuple[int, ...]
+    logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
     usage: NotRequired[Usage]
     tessella: NotRequired[Extension]
@@ -154,6 +178,25 @@ def usage_of(finished: Finished) -> Usage:
     """The counts of a generation."""
     prompt, answer = len(finished.prompt_ids), len(finished.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+def logprobs_of(scores: Sequence[TokenScores]) -> ChoiceLogprobs | None:
+    """What a choice tells of its tokens' probabilities; null where there is nothing to tell."""
+    if not scores:
+        return None
+    content: list[ContentLogprob] = [
+        {**_token_logprob(each.chosen), "top_logprobs": [_token_logprob(other) for other in each.top]}
+        for each in scores
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token_logprob(scored: ScoredToken) -> TokenLogprob:
+    return {
+        "token": scored.token.decode("utf-8", "replace"),
+        "bytes": list(scored.token) or None,
+        "logprob": scored.logprob,
+    }
 
 
 def extension_of(finished: Finished) -> Extension:

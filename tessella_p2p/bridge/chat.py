@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from tessella_p2p.bridge.answering import Reading
@@ -9,15 +11,17 @@ from tessella_p2p.bridge.answers import (
     ChatChunk,
     ChatCompletion,
     ChoiceDelta,
+    ChoiceLogprobs,
     Extension,
     FinishReason,
     encoded,
     event,
     extension_of,
+    logprobs_of,
     usage_of,
 )
 from tessella_p2p.bridge.openai_models import ChatMessage, ChatRequest, chat_request
-from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, Prepared
+from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, Prepared, TokenScores
 
 
 def read_chat(body: bytes) -> Reading:
@@ -31,15 +35,9 @@ def read_chat(body: bytes) -> Reading:
 
 
 def to_generate_request(chat: ChatRequest) -> GenerateRequest:
-    """What the entry is asked. Without a temperature the answer is greedy: the manual's default, not OpenAI's 1."""
-    return GenerateRequest(
-        model=chat.model,
-        messages=tuple(_template_message(message) for message in chat.messages),
-        max_tokens=chat.token_limit(),
-        temperature=chat.temperature if chat.temperature is not None else 0.0,
-        seed=chat.unsigned_seed(),
-        stop=chat.stop,
-    )
+    """What the entry is asked."""
+    messages = tuple(_template_message(message) for message in chat.messages)
+    return replace(chat.asked_of(chat.model), messages=messages, max_tokens=chat.token_limit())
 
 
 def _template_message(message: ChatMessage) -> dict[str, object]:
@@ -63,8 +61,10 @@ class ChatDialect:
         return event(self._chunk({"role": "assistant", "content": ""}))
 
     def delta(self, delta: Delta) -> bytes:
-        """The chunk with new text; tokens without text are not worth one."""
-        return event(self._chunk({"content": delta.text})) if delta.text else b""
+        """The chunk with new text and its tokens' logprobs; tokens with neither are not worth one."""
+        if not delta.text and not delta.scores:
+            return b""
+        return event(self._chunk({"content": delta.text}, logprobs=logprobs_of(delta.scores)))
 
     def last(self, finished: Finished) -> bytes:
         """The chunk with the reason and an empty delta; then, where it was asked for, the usage without a choice."""
@@ -74,7 +74,7 @@ class ChatDialect:
         usage: ChatChunk = {**self._chunk({}), "choices": [], "usage": usage_of(finished)}
         return closing + event(usage)
 
-    def whole(self, text: str, finished: Finished) -> bytes:
+    def whole(self, text: str, scores: Sequence[TokenScores], finished: Finished) -> bytes:
         """The answer in one piece."""
         completion: ChatCompletion = {
             "id": self._id,
@@ -85,7 +85,7 @@ class ChatDialect:
                 {
                     "index": 0,
                     "message": {"role": "assistant", "content": text, "refusal": None},
-                    "logprobs": None,
+                    "logprobs": logprobs_of(scores),
                     "finish_reason": finished.reason,
                 }
             ],
@@ -95,14 +95,18 @@ class ChatDialect:
         return encoded(completion)
 
     def _chunk(
-        self, delta: ChoiceDelta, reason: FinishReason | None = None, extension: Extension | None = None
+        self,
+        delta: ChoiceDelta,
+        reason: FinishReason | None = None,
+        extension: Extension | None = None,
+        logprobs: ChoiceLogprobs | None = None,
     ) -> ChatChunk:
         chunk: ChatChunk = {
             "id": self._id,
             "object": "chat.completion.chunk",
             "created": self._created,
             "model": self._model,
-            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}],
+            "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
         }
         if self._usage_chunk:
             chunk["usage"] = None

@@ -1,7 +1,8 @@
 """Errors as HTTP answers, in OpenAI's shape; pure.
 
-``{"error": {"message", "type", "param", "code"}}``: ``code`` is the error's code in ``base/errors.py`` and its status is that error's
-``http_status``; nothing else in the bridge decides either. The official SDKs raise their class by the status and expose ``code``.
+``{"error": {"message", "type", "param", "code"}}``: ``code`` is the error's code in ``base/errors.py``, but where OpenAI has another word
+for it, and its status is that error's ``http_status``; nothing else in the bridge decides either. The official SDKs raise their class
+by the status and expose ``code``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pydantic_core import to_json
 from tessella_p2p.base.errors import (
     InvalidRequest,
     NoRoute,
+    PromptTooLong,
     RemoteProtocolError,
     TessellaError,
 )
@@ -23,6 +25,8 @@ from tessella_p2p.base.limits import HEARTBEAT_S
 _RETRY_AFTER_S: Mapping[str, int] = {NoRoute.code: int(HEARTBEAT_S)}
 """Seconds after which a refusal with status 503 may be different; a hole closes with a heartbeat at the earliest."""
 _DEFAULT_RETRY_AFTER_S = 1
+_OPENAI_CODES: Mapping[str, str] = {PromptTooLong.code: "context_length_exceeded"}
+"""Where OpenAI has a word of its own, on which clients act: it is theirs."""
 _BAD_GATEWAY = 502
 INTERNAL = 500
 
@@ -59,7 +63,8 @@ def error_answer(error: TessellaError) -> ErrorAnswer:
         more["peer_id"] = error.peer
     headers = {"retry-after": str(_RETRY_AFTER_S.get(error.code, _DEFAULT_RETRY_AFTER_S))} if status == 503 else {}
     param = error.param if isinstance(error, InvalidRequest) else None
-    return shaped_error(status, message, error.code, param=param, headers=headers, more=more)
+    code = _OPENAI_CODES.get(error.code, error.code)
+    return shaped_error(status, message, code, param=param, headers=headers, more=more)
 
 
 def shaped_error(

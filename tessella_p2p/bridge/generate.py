@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tessella_p2p.base.errors import InvalidRequest, NoRoute
 from tessella_p2p.bridge.answering import Reading
-from tessella_p2p.bridge.answers import Generated, GeneratedChunk, encoded, event, extension_of, usage_of
+from tessella_p2p.bridge.answers import Generated, GeneratedChunk, encoded, event, extension_of, logprobs_of, usage_of
 from tessella_p2p.bridge.openai_models import generate_body
-from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, Prepared
+from tessella_p2p.entry.api import Delta, Finished, Prepared, TokenScores
 
 
 def read_generate(body: bytes, models: Sequence[str]) -> Reading:
@@ -19,15 +20,8 @@ def read_generate(body: bytes, models: Sequence[str]) -> Reading:
         NoRoute: no model was named, and none is served.
     """
     asked = generate_body(body)
-    request = GenerateRequest(
-        model=asked.model if asked.model is not None else _lone_model(models),
-        prompt=asked.prompt,
-        prompt_ids=asked.prompt_ids or None,
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature if asked.temperature is not None else 0.0,
-        seed=asked.unsigned_seed(),
-        stop=asked.stop,
-    )
+    model = asked.model if asked.model is not None else _lone_model(models)
+    request = replace(asked.asked_of(model), prompt=asked.prompt, prompt_ids=asked.prompt_ids or None)
     return Reading(request, bool(asked.stream), GenerateDialect)
 
 
@@ -53,7 +47,7 @@ class GenerateDialect:
 
     def delta(self, delta: Delta) -> bytes:
         """New text and tokens; a chunk may hold tokens whose text is still held back."""
-        return event(self._chunk(delta.text, delta.token_ids))
+        return event(self._chunk(delta.text, delta.token_ids, delta.scores))
 
     def last(self, finished: Finished) -> bytes:
         """The chunk with the reason, the usage and the extension."""
@@ -65,7 +59,7 @@ class GenerateDialect:
         }
         return event(chunk)
 
-    def whole(self, text: str, finished: Finished) -> bytes:
+    def whole(self, text: str, scores: Sequence[TokenScores], finished: Finished) -> bytes:
         """The answer in one piece."""
         generated: Generated = {
             "id": self._id,
@@ -73,13 +67,14 @@ class GenerateDialect:
             "created": self._created,
             "model": self._model,
             "text": text,
+            "logprobs": logprobs_of(scores),
             "finish_reason": finished.reason,
             "usage": usage_of(finished),
             "tessella": extension_of(finished),
         }
         return encoded(generated)
 
-    def _chunk(self, text: str, token_ids: tuple[int, ...]) -> GeneratedChunk:
+    def _chunk(self, text: str, token_ids: tuple[int, ...], scores: Sequence[TokenScores] = ()) -> GeneratedChunk:
         return {
             "id": self._id,
             "object": "tessella.generation.chunk",
@@ -87,5 +82,6 @@ class GenerateDialect:
             "model": self._model,
             "text": text,
             "token_ids": token_ids,
+            "logprobs": logprobs_of(scores),
             "finish_reason": None,
         }

@@ -19,10 +19,14 @@ from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.limits import (
     MAX_CHAT_MESSAGES,
     MAX_CONTENT_PARTS,
+    MAX_LOGIT_BIASES,
     MAX_POSITIONS,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+    MAX_VOCABULARY,
 )
+from tessella_p2p.entry.api import GenerateRequest
 
 FinishReason = Literal["stop", "length"]
 
@@ -45,6 +49,30 @@ def _listed(what: str, wrap: Callable[[str], object] | None = None) -> BeforeVal
         return value
 
     return BeforeValidator(listed)
+
+
+def _biases(value: Any) -> Any:
+    """OpenAI's object of token ids (JSON has no other keys than texts) and biases, as pairs."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise PydanticCustomError("biases", "must be an object that gives token ids a bias each")
+    if len(value) > MAX_LOGIT_BIASES:
+        raise PydanticCustomError("biases", "at most {most} tokens may have a bias", {"most": MAX_LOGIT_BIASES})
+    pairs: dict[int, float] = {}
+    for key, bias in value.items():
+        token_id = int(key) if key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_CHARS else MAX_VOCABULARY
+        if token_id >= MAX_VOCABULARY or token_id in pairs:
+            raise PydanticCustomError("biases", "the names in it must be token ids, each once")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise PydanticCustomError(
+                "biases", "the bias of token {id} must be a number from -100 to 100", {"id": token_id}
+            )
+        pairs[token_id] = float(bias)
+    return tuple(pairs.items())
+
+
+_MAX_ID_CHARS = len(str(MAX_VOCABULARY))
 
 
 class _Request(BaseModel):
@@ -83,13 +111,24 @@ class StreamOptions(_Request):
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 
 
 class Sampled(_Request):
-    """The fields that every request for generated text shares."""
+    """The fields that every request for generated text shares. Bounds are those of `wire.messages.Sampling`."""
 
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_VOCABULARY)] | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.1, le=10.0, allow_inf_nan=False)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_biases)] = ()
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...],
@@ -102,6 +141,28 @@ class Sampled(_Request):
     def unsigned_seed(self) -> int | None:
         """The seed as the sampler takes it, in [0, 2**64): a negative one, which OpenAI allows, by its two's complement."""
         return None if self.seed is None else self.seed & (2**64 - 1)
+
+    def asked_of(self, model: str) -> GenerateRequest:
+        """The sampling fields, as the entry is asked; without a prompt yet.
+
+        Without a temperature the answer is greedy: the manual's default, not OpenAI's 1.
+        """
+        return GenerateRequest(
+            model=model,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature if self.temperature is not None else 0.0,
+            top_k=max(self.top_k or 0, 0),
+            top_p=self.top_p if self.top_p is not None else 1.0,
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty if self.repetition_penalty is not None else 1.0,
+            logit_bias=self.logit_bias,
+            seed=self.unsigned_seed(),
+            logprobs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
+            stop=self.stop,
+        )
 
 
 class ChatRequest(Sampled):
@@ -158,24 +219,15 @@ _WITHOUT_EFFECT = frozenset(
 
 _NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_p": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
-    "presence_penalty": (0,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_k": (0, -1),
-    "top_logprobs": (0,),
-    "top_p": (1,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -209,7 +261,7 @@ def chat_request(body: bytes) -> ChatRequest:
     request = _validated(ChatRequest, _supported(fields, ChatRequest, _NOT_YET, _WITHOUT_EFFECT, ""))
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
-    return request
+    return _with_logprobs_for_top(request)
 
 
 def generate_body(body: bytes) -> GenerateBody:
@@ -222,7 +274,7 @@ def generate_body(body: bytes) -> GenerateBody:
     request = _validated(GenerateBody, _supported(fields, GenerateBody, {}, frozenset(), ""))
     if (request.prompt is None) == (not request.prompt_ids):
         raise InvalidRequest("give exactly one of prompt (text) and prompt_ids (token ids)", "prompt")
-    return request
+    return _with_logprobs_for_top(request)
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -262,6 +314,13 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_Sampled = TypeVar("_Sampled", bound=Sampled)
+
+
+def _with_logprobs_for_top(request: _Sampled) -> _Sampled:
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs: only allowed when logprobs is true", "top_logprobs")
+    return request
 
 
 def _validated(model: type[_Model], fields: Mapping[str, Any]) -> _Model:

@@ -34,6 +34,8 @@ from tessella_p2p.entry.api import (
     GenerationEvent,
     HopReport,
     Prepared,
+    ScoredToken,
+    TokenScores,
 )
 
 MODEL = "toy"
@@ -82,7 +84,7 @@ class SpeakingEntry:
             if self.refusal is not None:
                 raise self.refusal
             try:
-                yield SpeakingGeneration(self, prepared)
+                yield SpeakingGeneration(self, prepared, request)
             except trio.Cancelled:
                 self.ends.append("cancelled")
                 raise
@@ -103,6 +105,7 @@ def _text_of(request: GenerateRequest) -> str:
 class SpeakingGeneration:
     entry: SpeakingEntry
     prepared: Prepared
+    request: GenerateRequest
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         spoken = self.entry.words[: self.prepared.max_tokens]
@@ -113,7 +116,7 @@ class SpeakingGeneration:
                 self.entry.holding.set()
                 await self.entry.release.wait()
             await trio.lowlevel.checkpoint()
-            yield Delta(word, (index,))
+            yield Delta(word, (index,), self._scores(index, word))
         yield Finished(
             reason="stop" if len(spoken) == len(self.entry.words) else "length",
             prompt_ids=self.prepared.prompt_ids,
@@ -126,6 +129,13 @@ class SpeakingGeneration:
             request_id=self.prepared.request_id,
             hop_added_ms_p50=0.25,
         )
+
+    def _scores(self, index: int, word: str) -> tuple[TokenScores, ...]:
+        if not self.request.logprobs:
+            return ()
+        chosen = ScoredToken(index, word.encode(), -0.25 * index)
+        others = tuple(ScoredToken(100 + rank, b"\xe2\x82", -1.0 - rank) for rank in range(self.request.top_logprobs))
+        return (TokenScores(chosen, others),)
 
 
 NO_ROUTE = NoRoute("nobody serves layers 12–20 of toy", missing=((12, 20),))

@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tessella_p2p.base.errors import StreamReset
+from tessella_p2p.entry.api import GenerateRequest
 from tests.bridge.bridge_doubles import ANSWER, MODEL, Caller, SpeakingEntry, app_for, call, chat_body, events_of
 
 TESSELLA = {
@@ -108,11 +109,60 @@ async def test_what_the_request_says_reaches_the_entry() -> None:
     assert (asked.temperature, asked.seed, asked.stop) == (0.5, 2**64 - 1, ("\n",))
 
 
-async def test_absent_sampling_fields_are_greedy_and_leave_the_seed_to_the_entry() -> None:
+async def test_absent_null_and_neutral_sampling_fields_are_greedy_and_leave_the_seed_to_the_entry() -> None:
     entry = SpeakingEntry()
-    await call(app_for(entry), "POST", "/v1/chat/completions", chat_body())
+    neutral = {
+        "temperature": 0,
+        "top_k": -1,
+        "top_p": 1,
+        "min_p": 0,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "repetition_penalty": 1,
+        "logit_bias": {},
+        "logprobs": False,
+        "top_logprobs": 0,
+    }
+    nulls = dict.fromkeys((*neutral, "seed", "max_tokens"))
+    for fields in ({}, nulls, neutral):
+        await call(app_for(entry), "POST", "/v1/chat/completions", chat_body(**fields))
 
-    assert (entry.asked[0].temperature, entry.asked[0].seed, entry.asked[0].max_tokens) == (0.0, None, None)
+    asked = entry.asked[0]
+    assert asked == GenerateRequest(model=MODEL, messages=asked.messages)
+    assert entry.asked == [asked] * 3
+
+
+async def test_logprobs_stand_beside_the_text_that_they_belong_to() -> None:
+    fields = {"logprobs": True, "top_logprobs": 1, "max_tokens": 2}
+    other = {"token": "\ufffd", "bytes": [0xE2, 0x82], "logprob": -1.0}  # half a character
+    content = [
+        {"token": word, "bytes": list(word.encode()), "logprob": -0.25 * index, "top_logprobs": [other]}
+        for index, word in enumerate(ANSWER[:2])
+    ]
+
+    whole = await call(app_for(SpeakingEntry()), "POST", "/v1/chat/completions", chat_body(**fields))
+    streamed = await call(app_for(SpeakingEntry()), "POST", "/v1/chat/completions", chat_body(**fields, stream=True))
+    generated = await call(app_for(SpeakingEntry()), "POST", "/v1/generate", {"prompt": "hi", **fields})
+    chunks = await call(app_for(SpeakingEntry()), "POST", "/v1/generate", {"prompt": "hi", **fields, "stream": True})
+
+    assert whole.json()["choices"][0]["logprobs"] == {"content": content, "refusal": None}
+    *events, _ = events_of(streamed.body)
+    told = [chunk["choices"][0]["logprobs"] for chunk in events]
+    assert told == [None, *({"content": [entry], "refusal": None} for entry in content), None]
+    assert generated.json()["logprobs"] == {"content": content, "refusal": None}
+    *events, _ = events_of(chunks.body)
+    assert [chunk["logprobs"] for chunk in events] == told[1:]
+
+
+async def test_a_token_without_text_still_tells_its_logprob() -> None:
+    body = chat_body(logprobs=True, stream=True)
+    answered = await call(app_for(SpeakingEntry(words=("", "é"))), "POST", "/v1/chat/completions", body)
+
+    *events, _ = events_of(answered.body)
+    _, held, shown, _ = (chunk["choices"][0] for chunk in events)
+    assert held["delta"] == {"content": ""}
+    assert held["logprobs"]["content"][0]["bytes"] is None
+    assert shown["logprobs"]["content"][0]["bytes"] == [0xC3, 0xA9]
 
 
 async def test_a_failure_before_the_first_token_has_a_status_even_when_streamed() -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tessella_p2p.base import errors
-from tessella_p2p.base.errors import ArtifactError, InvalidStep, RemoteProtocolError, StreamReset, TessellaError
+from tessella_p2p.base.errors import (
+    ArtifactError,
+    InvalidStep,
+    PromptTooLong,
+    RemoteProtocolError,
+    StreamReset,
+    TessellaError,
+)
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.bridge.errors import error_answer
 
@@ -18,7 +25,7 @@ def test_each_class_keeps_its_code_and_status(cls: type[TessellaError]) -> None:
 
     error = answer.body["error"]
     assert answer.status == (502 if issubclass(cls, RemoteProtocolError) else cls.http_status)
-    assert error["code"] == cls.code
+    assert error["code"] == ("context_length_exceeded" if cls is PromptTooLong else cls.code)
     assert error["type"] == ("server_error" if answer.status >= 500 else "invalid_request_error")
     assert ("retry-after" in answer.headers) is (answer.status == 503)
 

@@ -134,7 +134,7 @@ async def test_an_unknown_model_and_a_long_prompt_are_the_clients_errors() -> No
         with pytest.raises(openai.BadRequestError) as long:
             await api.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x" * 200}])
 
-    assert (unknown.value.code, long.value.code) == ("model_not_found", "prompt_too_long")
+    assert (unknown.value.code, long.value.code) == ("model_not_found", "context_length_exceeded")
 
 
 async def test_missing_layers_are_named_and_the_sdk_is_told_when_to_retry() -> None:
@@ -172,7 +172,60 @@ async def test_a_failure_in_mid_stream_is_raised_by_the_sdk() -> None:
 
 async def test_an_unsupported_field_is_a_bad_request_that_names_it() -> None:
     async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
-        with pytest.raises(openai.BadRequestError, match="presence_penalty is not supported") as caught:
-            await api.chat.completions.create(model=MODEL, messages=MESSAGES, presence_penalty=0.5)
+        with pytest.raises(openai.BadRequestError, match="n is not supported") as caught:
+            await api.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
 
-    assert caught.value.param == "presence_penalty"
+    assert caught.value.param == "n"
+
+
+async def test_logprobs_are_read_whole_streamed_and_by_the_stream_helper() -> None:
+    async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
+        whole = await api.chat.completions.create(model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2)
+        stream = await api.chat.completions.create(
+            model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2, stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+        async with api.chat.completions.stream(model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2) as helper:
+            kinds = [event.type async for event in helper]
+            helped = await helper.get_final_completion()
+
+    told = whole.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    assert [entry.token for entry in told.content] == list(ANSWER)
+    assert bytes(byte for entry in told.content for byte in entry.bytes or ()) == TEXT.encode()
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in told.content)
+    assert [
+        entry
+        for chunk in chunks
+        if chunk.choices[0].logprobs is not None
+        for entry in chunk.choices[0].logprobs.content or ()
+    ] == told.content
+    assert kinds.count("logprobs.content.done") == 1
+    assert helped.choices[0].logprobs is not None
+    assert helped.choices[0].logprobs.content == told.content
+
+
+async def test_every_sampling_field_of_the_sdk_reaches_the_entry() -> None:
+    entry = SpeakingEntry()
+    async with serving(app_for(entry)) as url, client(url) as api:
+        await api.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            temperature=0.7,
+            top_p=0.9,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias={"5": -100, "7": 2},
+            seed=11,
+            logprobs=True,
+            top_logprobs=20,
+            extra_body={"top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1},
+        )
+
+    (asked,) = entry.asked
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed) == (0.7, 0.9, 40, 0.05, 11)
+    assert (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (0.5, -0.5, 1.1)
+    assert asked.logit_bias == ((5, -100.0), (7, 2.0))
+    assert (asked.logprobs, asked.top_logprobs) == (True, 20)
+    assert asked.requester == "Bearer none"
