@@ -185,7 +185,7 @@ class NoiseSession(BaseSession):
         space = self._packets.free_space()
         try:
             if self._tcp is not None:
-                size_bytes = await self._tcp.socket.recv_into(space)
+                size_bytes = await self._receive_into(space)
             else:
                 data = await self._raw.read(min(len(space), MAX_PACKET_BYTES))
                 size_bytes = len(data)
@@ -197,6 +197,16 @@ class NoiseSession(BaseSession):
         if size_bytes == 0:
             raise StreamReset("the peer closed the connection")
         self._packets.received(size_bytes)
+
+    async def _receive_into(self, space: memoryview) -> int:
+        # Not trio's recv_into, which tries before it waits: after a short read there is nearly always nothing.
+        assert self._tcp is not None
+        while True:
+            await trio.lowlevel.wait_readable(self._tcp.socket)
+            try:
+                return os.readv(self._tcp.socket.fileno(), [space])
+            except BlockingIOError:
+                continue
 
     # What py-libp2p calls while the muxer is negotiated.
 

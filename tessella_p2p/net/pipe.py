@@ -55,6 +55,7 @@ class PipeStream:
         self._eof_sent = False
         self._closed = False
         self._broken = False
+        self._taker: Callable[[memoryview], int] | None = None
         self._reader = Parked()
         self._writer = Parked()
 
@@ -84,11 +85,27 @@ class PipeStream:
             view = memoryview(chunk)
             self._chunks.appendleft(view[max_bytes:])
             chunk = view[:max_bytes]
-        self._consumed += len(chunk)
+        self._count_consumed(len(chunk))
+        return chunk
+
+    def _count_consumed(self, size_bytes: int) -> None:
+        self._consumed += size_bytes
         if self._consumed >= PIPE_WINDOW_BYTES // 2 and not self._eof_received:
             credit, self._consumed = self._consumed, 0
             self._post(self._other._on_credit, credit)
-        return chunk
+
+    def offer_to(self, taker: Callable[[memoryview], int] | None) -> None:
+        """See `net.network.DirectStream`."""
+        self._taker = taker
+
+    def send_nowait(self, data: bytes | bytearray | memoryview) -> bool:
+        """See `net.network.DirectStream`."""
+        self._check_sendable()
+        if len(data) > self._credit:
+            return False
+        self._credit -= len(data)
+        self._post(self._other._on_data, bytes(data))
+        return True
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """See `net.network.Stream`."""
@@ -154,8 +171,13 @@ class PipeStream:
         if self._closed:
             self._abort()
         elif not self._broken:
-            self._chunks.append(chunk)
-            self._reader.wake()
+            if self._taker is not None and not self._chunks:
+                taken = self._taker(memoryview(chunk))
+                self._count_consumed(taken)
+                chunk = memoryview(chunk)[taken:]
+            if chunk and not self._broken:
+                self._chunks.append(chunk)
+                self._reader.wake()
 
     def _on_credit(self, size_bytes: int) -> None:
         self._credit += size_bytes

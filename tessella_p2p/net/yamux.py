@@ -39,6 +39,7 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.net.yamux_frames import (
     ACK,
+    DATA,
     FIN,
     FRAMES_PER_SEND,
     GO_AWAY,
@@ -171,6 +172,11 @@ class YamuxConnection:
     def _blocked(self) -> bool:
         return self._writing or bool(self._unsent) or bool(self._unsent_wire)
 
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether sent bytes wait behind a full socket."""
+        return self._blocked
+
     def put(self, pieces: list[Buffer]) -> None:
         """Send frames, each whole or not at all, in order: at once where the socket takes them, else by the writer task.
 
@@ -228,6 +234,8 @@ class YamuxConnection:
         Raises:
             RemoteProtocolError: the peer broke a rule.
         """
+        if self._is_plain_data(packet):
+            return
         for item in self._parser.feed(packet):
             if isinstance(item, FrameHeader):
                 self._on_header(item)
@@ -237,8 +245,25 @@ class YamuxConnection:
                 self._frame_left -= len(item)
                 if not self._frame_left:
                     self._on_flags(self._header, self._receiving)
-            if self._unsent_control_bytes > MAX_UNSENT_CONTROL_BYTES:
-                raise RemoteProtocolError("the peer asks for answers faster than it takes them")
+            self._check_answers()
+
+    def _is_plain_data(self, packet: Buffer) -> bool:
+        """Deliver a packet that is one whole DATA frame of an open stream, as nearly all are; False when it is anything else."""
+        length = len(packet) - HEADER.size
+        if length <= 0 or self._parser.is_inside_a_frame:
+            return False
+        version, kind, flags, stream_id, announced = HEADER.unpack_from(packet)
+        stream = self._streams.get(stream_id)
+        if version or kind != DATA or flags or announced != length or stream is None:
+            return False
+        stream.announce(length)
+        stream.deliver(memoryview(packet)[HEADER.size :])
+        self._check_answers()
+        return True
+
+    def _check_answers(self) -> None:
+        if self._unsent_control_bytes > MAX_UNSENT_CONTROL_BYTES:
+            raise RemoteProtocolError("the peer asks for answers faster than it takes them")
 
     def _on_header(self, header: FrameHeader) -> None:
         if header.kind == PING:

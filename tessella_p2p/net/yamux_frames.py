@@ -39,6 +39,11 @@ class FrameParser:
         self._partial = bytearray()
         self._data_left = 0
 
+    @property
+    def is_inside_a_frame(self) -> bool:
+        """Whether the next byte belongs to a frame that has begun."""
+        return bool(self._data_left or self._partial)
+
     def feed(self, packet: Buffer) -> Iterator[FrameHeader | memoryview]:
         """Headers, and after a DATA header the pieces that add up to its length.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import trio
@@ -45,6 +46,7 @@ class YamuxStream:
         self._broken: str | None = None
         self._readable: trio.Event | None = None
         self._writable: trio.Event | None = None
+        self._taker: Callable[[memoryview], int] | None = None
         self.extra_window = 0
 
     @property
@@ -81,12 +83,38 @@ class YamuxStream:
             self._head_offset = 0
         else:
             self._head_offset = end
-        self._consumed += len(part)
+        self._count_consumed(len(part))
+        return part if isinstance(part, memoryview) else bytes(part)
+
+    def _count_consumed(self, size_bytes: int) -> None:
+        """Give back what was read, half a window at a time."""
+        self._consumed += size_bytes
         if self._consumed >= (INITIAL_WINDOW_BYTES + self.extra_window) // 2 and not self._eof_received:
             self._receive_window += self._consumed
             self._connection.emit(WINDOW_UPDATE, 0, self.stream_id, self._consumed)
             self._consumed = 0
-        return part if isinstance(part, memoryview) else bytes(part)
+
+    def offer_to(self, taker: Callable[[memoryview], int] | None) -> None:
+        """See `net.network.DirectStream`."""
+        self._taker = taker
+
+    def send_nowait(self, data: bytes | bytearray | memoryview) -> bool:
+        """See `net.network.DirectStream`."""
+        self._check_sendable()
+        size_bytes = len(data)
+        if size_bytes > min(self._send_window, FRAMES_PER_SEND * MAX_FRAME_DATA_BYTES) or self._connection.is_backed_up:
+            return False
+        with memoryview(data) as view:
+            self._connection.put(
+                [
+                    b"".join((HEADER.pack(0, DATA, 0, self.stream_id, len(part)), part))
+                    for part in (
+                        view[at : at + MAX_FRAME_DATA_BYTES] for at in range(0, size_bytes, MAX_FRAME_DATA_BYTES)
+                    )
+                ]
+            )
+        self._send_window -= size_bytes
+        return True
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """See `net.network.Stream`."""
@@ -204,6 +232,14 @@ class YamuxStream:
             self.reset_now("closed here, and the peer went on sending")
         if self._broken is not None:
             return
+        if self._taker is not None and not self._chunks:
+            taken = self._taker(piece)
+            self._count_consumed(taken)
+            if taken == len(piece):
+                return
+            piece = piece[taken:]
+            if self._broken is not None:  # what the taker did with the first part ended the stream
+                return
         if len(piece) >= SMALL_CHUNK_BYTES:
             self._chunks.append(piece)
         else:

@@ -3,6 +3,9 @@
 Reading never waits for a session: a handler is asked about each header before its payload is read, takes a frame without blocking,
 and what it does not want is read past, never stored. Writing has two lanes. Rows and tokens wait their turn, within bounds; receipts,
 errors and closes are small, overtake them and never wait. A peer that takes nothing for too long loses the link.
+
+On a `net.network.DirectStream` no task comes in between as long as nothing waits: a frame leaves within `FrameLink.send`, and one that
+arrived whole reaches its handler from within the muxer. Everything else takes the long way, in the same order.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import trio
 from tessella_p2p.base.errors import HopTimeout, InvalidStep, StreamReset
 from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import HOP_TIMEOUT_S, KIB, MAX_QUEUED_BYTES, MAX_QUEUED_CONTROL, MAX_QUEUED_FRAMES
-from tessella_p2p.net.network import Stream
+from tessella_p2p.net.network import DirectStream, Stream
 from tessella_p2p.wire.frames import HEADER_BYTES, Frame, Header, Kind, encode_frame, parse_header, parse_payload
 
 _PIECE_BYTES = 256 * KIB
 _JOIN_BYTES = 64 * KIB
 _CLOSE_S = 1.0
+_COPIED_BYTES = 16 * KIB
+"""A shorter payload is copied out of the packet it came in, which it would keep in memory otherwise."""
 _FRAMES_IN_A_ROW = 16
 """Then other tasks have their turn, however much a peer sent at once."""
 
@@ -100,8 +105,42 @@ class FrameReader:
         self._header = None
         if not self._is_wanted:
             return Unread(header, damaged=False)
+        return self._parse(header, self._take(header.payload_bytes))
+
+    def offer(self, piece: memoryview, handle: Callable[[Frame | Unread], None]) -> int:
+        """Hand on the whole frames at the front of ``piece``, unless something came before them that is not handed on yet.
+
+        A long frame's body is a view into ``piece``. At most `_FRAMES_IN_A_ROW` are handed on.
+
+        Returns:
+            how many bytes that were; the rest is for `receive`.
+
+        Raises:
+            as `receive`, and whatever ``handle`` raises.
+        """
+        if self._header is not None or self._buffer:
+            return 0
+        taken = 0
+        for _ in range(_FRAMES_IN_A_ROW):
+            begin = taken + HEADER_BYTES
+            if len(piece) < begin:
+                break
+            header = parse_header(piece[taken:begin])
+            end = begin + header.payload_bytes
+            if len(piece) < end:
+                break
+            taken = end
+            if self._wants(header):
+                payload = piece[begin:end]
+                handle(self._parse(header, payload if len(payload) > _COPIED_BYTES else bytes(payload)))
+            else:
+                handle(Unread(header, damaged=False))
+        return taken
+
+    @staticmethod
+    def _parse(header: Header, payload: bytes | memoryview) -> Frame | Unread:
         try:
-            return parse_payload(header, self._take(header.payload_bytes))
+            return parse_payload(header, payload)
         except InvalidStep:
             return Unread(header, damaged=True)
 
@@ -138,6 +177,7 @@ class FrameLink:
 
     def __init__(self, stream: Stream, stall_s: float = HOP_TIMEOUT_S) -> None:
         self._stream = stream
+        self._direct = stream if isinstance(stream, DirectStream) else None
         self._stall_s = stall_s
         self._bulk: deque[tuple[LinkKey, Kind, bytes]] = deque()
         self._bulk_bytes = 0
@@ -147,6 +187,7 @@ class FrameLink:
         self._scope = trio.CancelScope()
         self._failure: Exception | None = None
         self._ending = False
+        self._can_send_directly = False  # the writer is at rest
         self.lost = False
 
     @property
@@ -173,6 +214,8 @@ class FrameLink:
             has_ended = self._failure is None
         finally:
             self.lost = True
+            if self._direct is not None:
+                self._direct.offer_to(None)
             self._bulk.clear()
             self._control.clear()
             self._room.unpark_all()
@@ -190,11 +233,26 @@ class FrameLink:
 
     async def _read(self, handler: FrameHandler) -> None:
         reader = FrameReader(self._stream, handler.wants)
-        while (item := await reader.receive()) is not None:
+
+        def handle(item: Frame | Unread) -> None:
             if isinstance(item, Frame):
                 handler.take(item)
             else:
                 handler.skipped(item)
+
+        def take(piece: memoryview) -> int:
+            if self._scope.cancel_called:
+                return 0
+            try:
+                return reader.offer(piece, handle)
+            except Exception as error:  # noqa: BLE001 - as in `_until_over`; the muxer's other streams have no part in it
+                self.abort(error)
+                return 0
+
+        if self._direct is not None:
+            self._direct.offer_to(take)
+        while (item := await reader.receive()) is not None:
+            handle(item)
 
     async def _write(self) -> None:
         while True:
@@ -202,7 +260,9 @@ class FrameLink:
             if not data and self._ending:
                 return
             if not data:
+                self._can_send_directly = self._direct is not None
                 await self._news.wait()
+                self._can_send_directly = False
                 self._news = trio.Event()
                 continue
             view = memoryview(data)
@@ -250,6 +310,8 @@ class FrameLink:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         data = encode_frame(frame)
+        if self._sent_directly(data):
+            return
         if not self._has_room(len(data)):
             with trio.move_on_after(timeout_s) as patience:
                 while not self._has_room(len(data)):
@@ -258,6 +320,30 @@ class FrameLink:
                 raise HopTimeout(f"{self.peer} took no frame for {timeout_s:g} s")
         if self._is_over():
             raise StreamReset(f"the stream to {self.peer} is gone")
+        self._queue(frame, data)
+
+    def send_nowait(self, frame: Frame) -> bool:
+        """`send`, if that waits for nothing; False when it would, or when the link is lost."""
+        data = encode_frame(frame)
+        if self._sent_directly(data):
+            return True
+        if self._is_over() or not self._has_room(len(data)):
+            return False
+        self._queue(frame, data)
+        return True
+
+    def _sent_directly(self, data: bytes) -> bool:
+        """Whether ``data`` could leave at once; frames that wait go first."""
+        if not self._can_send_directly or self._bulk or self._control or self._is_over():
+            return False
+        assert self._direct is not None
+        try:
+            return self._direct.send_nowait(data)
+        except StreamReset as error:
+            self.abort(error)
+            return False
+
+    def _queue(self, frame: Frame, data: bytes) -> None:
         self._bulk.append(((frame.session, frame.epoch), frame.kind, data))
         self._bulk_bytes += len(data)
         self._news.set()
@@ -274,10 +360,15 @@ class FrameLink:
         """Queue a receipt, an error or a close, ahead of everything else; False when the link is lost."""
         if self._is_over():
             return False
+        data = encode_frame(frame)
+        if self._sent_directly(data):
+            return True
+        if self._is_over():
+            return False
         if len(self._control) >= MAX_QUEUED_CONTROL:
             self.abort(HopTimeout(f"{self.peer} reads nothing: {len(self._control)} receipts and errors wait"))
             return False
-        self._control.append(encode_frame(frame))
+        self._control.append(data)
         self._news.set()
         return True
 

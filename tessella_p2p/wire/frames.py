@@ -78,6 +78,12 @@ class Flag(IntFlag):
     """STEP: the tail samples after this step's last row."""
 
 
+# An enum's own look-up costs as much as everything else about a header.
+_KINDS = {int(kind): kind for kind in Kind}
+_DTYPES = {int(dtype): dtype for dtype in DType}
+_FLAGS = {int(flag): flag for flag in (Flag.NONE, Flag.SAMPLE)}
+
+
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
     """One stage's times for one step, in microseconds: waiting, computing, and from frame received to frame sent."""
@@ -164,11 +170,10 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
     version, kind, dtype, flags, session, epoch, step, position, rows, entries, length, checksum = _HEADER.unpack(data)
     if version != VERSION:
         raise VersionMismatch(f"frame version {version}; this node speaks version {VERSION}")
-    try:
-        parsed_kind, parsed_dtype = Kind(kind), DType(dtype)
-    except ValueError as error:
-        raise MalformedMessage(f"unknown frame kind {kind} or dtype {dtype}") from error
-    if flags & ~int(Flag.SAMPLE):
+    parsed_kind, parsed_dtype, parsed_flags = _KINDS.get(kind), _DTYPES.get(dtype), _FLAGS.get(flags)
+    if parsed_kind is None or parsed_dtype is None:
+        raise MalformedMessage(f"unknown frame kind {kind} or dtype {dtype}")
+    if parsed_flags is None:
         raise MalformedMessage(f"unknown frame flags {flags:#x}")
     if epoch >= MAX_EPOCHS or step >= _MAX_STEP or position + rows > MAX_POSITIONS or entries > MAX_STAGES:
         raise MalformedMessage("a frame field is out of bounds")
@@ -183,7 +188,7 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
     return Header(
         parsed_kind,
         parsed_dtype,
-        Flag(flags),
+        parsed_flags,
         SessionId(session),
         epoch,
         step,
