@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
-
 from tessella_p2p.base.errors import Expired, MalformedMessage, NotAuthorized
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import KAD_MAX_VALUE_BYTES, OUTAGE_GRACE_S, RECORD_TTL_S
 from tessella_p2p.wire.envelope import Envelope, check_window, open_envelope
-from tessella_p2p.wire.messages import LEASE, STAGE_RECORD, Lease, StageRecord
+from tessella_p2p.wire.messages import LEASE, STAGE_RECORD, Lease, StageRecord, StageState
 
 RECORD_TTL_MS = round(RECORD_TTL_S * 1000)
 OUTAGE_GRACE_MS = round(OUTAGE_GRACE_S * 1000)
@@ -46,7 +44,7 @@ class VerifiedStage:
     model_id: str
     manifest_root: bytes
     queue_depth: int
-    state: Literal["ready", "draining"]
+    state: StageState
     max_positions: int
     sequence: int
     orchestrator: PeerId

@@ -109,7 +109,7 @@ class SwarmView:
     def stages(
         self, manifest_root: bytes, recipe: str | None, now_ms: int, *, with_draining: bool = False
     ) -> tuple[VerifiedStage, ...]:
-        """Live, ready, leased stages of a model, by range and then by peer.
+        """Live, leased stages of a model that serve, saturated ones included, by range and then by peer.
 
         Args:
             manifest_root: the model.
@@ -122,13 +122,17 @@ class SwarmView:
             for entry in self._entries.values()
             if entry.stage.manifest_root == manifest_root
             and (recipe is None or entry.stage.recipe == recipe)
-            and (with_draining or entry.stage.state == "ready")
+            and (with_draining or entry.stage.state != "draining")
             and self._liveness(entry, now_ms) == "live"
         ]
         return tuple(sorted(found, key=lambda stage: (stage.layers, stage.peer_id)))
 
+    def recipes(self, manifest_root: bytes, now_ms: int) -> tuple[str, ...]:
+        """The published recipes that live, ready stages of a model have, sorted."""
+        return tuple(sorted({stage.recipe for stage in self.stages(manifest_root, None, now_ms)}))
+
     def coverage(self, manifest_root: bytes, recipe: str, total_layers: int, now_ms: int) -> Coverage:
-        """The coverage walk over the live, ready stages of a model and recipe."""
+        """The coverage walk over the live, serving stages of a model and recipe."""
         return walk((stage.layers for stage in self.stages(manifest_root, recipe, now_ms)), total_layers)
 
     def statuses(self, now_ms: int) -> tuple[StageStatus, ...]:

@@ -12,11 +12,13 @@ from tessella_p2p.model.coverage import walk
 
 _STAGE_COST = 1.0
 """A stage more costs a hop more; in units of one queued session."""
+_SATURATED_COST = 1e6
+"""A saturated stage most likely refuses: it is asked only where nobody else has its layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Ready stages of one recipe whose ranges follow each other from layer 0 to the last."""
+    """Serving stages of one recipe whose ranges follow each other from layer 0 to the last."""
 
     stages: tuple[VerifiedStage, ...]
 
@@ -36,17 +38,18 @@ def choose_route(
 ) -> Route | None:
     """The cheapest chain over ``[0, total_layers)``, or None when there is none.
 
-    The cost of a stage is its queue, one for the hop, and its penalty (recent failures); the entry's own stage costs no hop. A peer
-    serves one stage of a route. Ties go to the smaller peer id, so that the choice is a function of its arguments.
+    The cost of a stage is its queue, one for the hop, and its penalty (recent failures); the entry's own stage costs no hop. A
+    saturated stage is the last resort. A peer serves one stage of a route. Ties go to the smaller peer id, so that the choice is a function of its arguments.
     """
-    ready = sorted((s for s in stages if s.state == "ready"), key=lambda s: (s.layers.start, s.peer_id))
+    serving = sorted((s for s in stages if s.state != "draining"), key=lambda s: (s.layers.start, s.peer_id))
     best: dict[int, tuple[float, tuple[str, ...], tuple[VerifiedStage, ...]]] = {0: (0.0, (), ())}
-    for stage in ready:  # by start, so every way to a start is known before it is left
+    for stage in serving:  # by start, so every way to a start is known before it is left
         so_far = best.get(stage.layers.start)
         if so_far is None or stage.layers.end > total_layers or any(s.peer_id == stage.peer_id for s in so_far[2]):
             continue
         hop = 0.0 if stage.peer_id == own else _STAGE_COST
-        cost = so_far[0] + hop + stage.queue_depth + penalties.get(stage.peer_id, 0.0)
+        saturated = _SATURATED_COST if stage.state == "saturated" else 0.0
+        cost = so_far[0] + hop + stage.queue_depth + penalties.get(stage.peer_id, 0.0) + saturated
         way = (cost, (*so_far[1], stage.peer_id), (*so_far[2], stage))
         known = best.get(stage.layers.end)
         if known is None or way[:2] < known[:2]:
@@ -57,7 +60,7 @@ def choose_route(
 
 def no_route(model_id: str, stages: Iterable[VerifiedStage], total_layers: int) -> NoRoute:
     """The error that says which layers are missing."""
-    coverage = walk((stage.layers for stage in stages if stage.state == "ready"), total_layers)
+    coverage = walk((stage.layers for stage in stages if stage.state != "draining"), total_layers)
     if coverage.holes:
         words = ", ".join(str(hole) for hole in coverage.holes)
         holes = tuple(hole.as_tuple() for hole in coverage.holes)

@@ -69,7 +69,7 @@ class EngineLife:
         self.changed = trio.Event()
         """Set, and replaced, at each change of the state but the end of a saturation."""
         self.retry_at: float | None = None
-        """When an engine that did not load is to be tried again (trio's clock)."""
+        """When an engine that did not load is to be tried again (trio's clock); it stays set until it has loaded."""
         self._load = load
         self._rules = rules
         self._condition: Literal["loaded", "loading", "sleeping", "failed"] = "loaded"
@@ -120,7 +120,7 @@ class EngineLife:
                 f"this stage's engine failed {self._rules.oom_streak} times within {self._rules.streak_window_s:.0f} s; "
                 f"it takes no new session for {saturated_s:.0f} s"
             )
-        if self._condition == "failed":
+        if self.retry_at is not None:
             return Overloaded(f"this stage's engine does not load ({self._reason}); it is tried again")
         return None
 

@@ -74,7 +74,7 @@ class Opening:
         return self.index == len(self.body.route) - 1
 
     @property
-    def tier(self) -> str:
+    def tier(self) -> m.Tier:
         """The ticket's tier; without a ticket the lowest."""
         return self.ticket.tier if self.ticket is not None else "Leech"
 

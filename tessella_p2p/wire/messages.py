@@ -85,6 +85,10 @@ class Lease(Message):
     layers: Layers
 
 
+StageState = Literal["ready", "draining", "saturated"]
+"""``draining``: sessions end, none begins. ``saturated``: the engine failed too often; none begins for a while."""
+
+
 class StageRecord(Message):
     """A peer's statement of a stage it serves. Domain `STAGE_RECORD`, audience anyone; the signer is the peer."""
 
@@ -96,7 +100,7 @@ class StageRecord(Message):
     total_layers: Annotated[int, Field(ge=1, le=MAX_MODEL_LAYERS)]
     lease: Sealed
     queue_depth: Count = 0
-    state: Literal["ready", "draining"] = "ready"
+    state: StageState = "ready"
     max_positions: Positions
 
 

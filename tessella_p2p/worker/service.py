@@ -207,7 +207,7 @@ class Worker:
             self._attach(stage, assignment)
             self.state = "ready"
             log.info("stage loaded", layers=str(assignment.layers), recipe=self._offer.recipe)
-            nursery.start_soon(self._discovery.publish_now)
+            nursery.start_soon(self._publish_changes, stage)
             is_leaving = True
             try:
                 await self._announce(stage, assignment)
@@ -218,6 +218,18 @@ class Worker:
                     await self._drain(LEAVE_GRACE_S if is_leaving else DRAIN_GRACE_S)
                 self.stage = None
                 running.cancel()
+                nursery.cancel_scope.cancel()
+
+    async def _publish_changes(self, stage: StageService) -> None:
+        """Publish the stage's record now, and at once when it stops taking sessions, or takes them again."""
+        published: m.StageState | None = None
+        while True:
+            changed, state = stage.changed, self._record_state(stage)
+            if state != published:
+                published = state
+                await self._discovery.publish_now()
+            with trio.move_on_after(HEARTBEAT_S):  # the end of a saturation is no event
+                await changed.wait()
 
     async def _drain(self, grace_s: float) -> None:
         """Tell the mesh, and let the open sessions end."""
@@ -275,7 +287,14 @@ class Worker:
             if renewed is not assignment:
                 assignment = renewed
                 self._attach(stage, assignment)
-            await trio.sleep(pause_s)
+            await self._pause(stage, pause_s)
+
+    async def _pause(self, stage: StageService, pause_s: float) -> None:
+        """Wait until the next heartbeat is due: earlier, where the stage stops taking sessions or takes them again."""
+        accepted = stage.accepts
+        with trio.move_on_after(pause_s):
+            while stage.accepts == accepted:
+                await stage.changed.wait()
 
     def _heartbeat(self, assignment: Assignment, *, announced_ready: bool) -> m.Ready | m.Announce:
         record = self._make_record()
@@ -283,8 +302,18 @@ class Worker:
             raise LocalProtocolError("a serving worker has a record")
         if not announced_ready:
             return m.Ready(serial=assignment.serial, record=record)
-        depth = self.hops.open_sessions
-        return m.Announce(serial=assignment.serial, queue_depth=depth, state="ready", record=record)
+        saturated = self.stage is not None and not self.stage.accepts
+        return m.Announce(
+            serial=assignment.serial,
+            queue_depth=self.hops.open_sessions,
+            state="saturated" if saturated else "ready",
+            record=record,
+        )
+
+    def _record_state(self, stage: StageService) -> m.StageState:
+        if self.state != "ready":
+            return "draining"
+        return "ready" if stage.accepts else "saturated"
 
     def _make_record(self) -> bytes | None:
         stage, assignment, offer = self.stage, self.assignment, self._offer
@@ -299,7 +328,7 @@ class Worker:
             total_layers=offer.total_layers,
             lease=assignment.lease,
             queue_depth=self.hops.open_sessions,
-            state="ready" if self.state == "ready" else "draining",
+            state=self._record_state(stage),
             max_positions=stage.engine.max_positions,
         )
         now_ms = self._context.clock.unix_ms()

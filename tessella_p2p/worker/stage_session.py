@@ -206,7 +206,9 @@ class StageSession:
             body = self._opening.body
             if self._opening.is_tail:
                 self._sampler = sampler_for(self._opening, self._stage.engine.vocabulary)
-            await self._stage.open(self._key, body.max_positions, len(body.route))
+            await self._stage.open(
+                self._key, body.max_positions, len(body.route), self._opening.tier, self._opening.cache_scope
+            )
             await self._connect(outliving)
             while True:
                 await self._step(await self._next_step())

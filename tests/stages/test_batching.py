@@ -101,7 +101,8 @@ def test_no_turn_waits_for_more_than_it_may_have(stages: list[int]) -> None:
 
 
 def test_under_load_the_higher_tier_goes_first() -> None:
-    ready = [Waiting(key_of(number), 1, tier) for number, tier in enumerate(("Leech", "VIP", "Standard", "VIP"))]
+    order: tuple[Tier, ...] = ("Leech", "VIP", "Standard", "VIP")
+    ready = [Waiting(key_of(number), 1, tier) for number, tier in enumerate(order)]
     assert plan_turn(ready, max_singles=2) == [Take(1, 1), Take(3, 1)]
     prompts = [replace(step, rows=1000) for step in ready]
     assert plan_turn(prompts) == [Take(1, MAX_PREFILL_ROWS_PER_TURN)]
@@ -172,11 +173,11 @@ def test_every_prompt_begins_within_the_stated_turns(prompts: list[tuple[Tier, i
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
 def test_of_those_that_came_together_vips_are_served_before_leeches(vips: int, leeches: int, max_singles: int) -> None:
-    sessions: list[Tier] = ["Leech"] * leeches + ["VIP"] * vips
+    sessions: list[Tier] = [TIERS[2]] * leeches + [TIERS[0]] * vips
     ready = [Waiting(key_of(number), 1, tier) for number, tier in enumerate(sessions)]
     order: list[Tier] = []
     while ready:
         takes = plan_turn(ready, max_singles=max_singles)
         order += [ready[take.index].tier for take in takes]
         ready = [step for index, step in enumerate(ready) if index not in {take.index for take in takes}]
-    assert order == ["VIP"] * vips + ["Leech"] * leeches
+    assert order == sessions[leeches:] + sessions[:leeches]
