@@ -1,7 +1,7 @@
 """Errors as HTTP answers, in OpenAI's shape; pure.
 
-``{"error": {"message", "type", "param", "code"}}``: ``code`` is the error's code in ``base/errors.py``, but where OpenAI has another word
-for it, and its status is that error's ``http_status``; nothing else in the bridge decides either. The official SDKs raise their class
+``{"error": {"message", "type", "param", "code"}}``: ``code`` is the error's code in ``base/errors.py``, but where OpenAI has another
+word, and its status is that error's ``http_status``; nothing else in the bridge decides either. The official SDKs raise their class
 by the status and expose ``code``.
 """
 

@@ -39,8 +39,6 @@ Ids = npt.NDArray[np.int64]
 LEAST_LOGPROB = -9999.0
 """What a logprob is at least: OpenAI's word for "very unlikely"; so each one is a number that JSON can say."""
 _DRAW_DOMAIN = b"tessella draw"
-_FIRST_LOOK = 256
-"""How many of the likeliest tokens top-p sorts at first: nearly always enough, and far cheaper than the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +137,14 @@ class Sampler:
         """See `engine.TokenSampler.draw`.
 
         Raises:
-            ValueError: a token of the prompt, the answer or the bias is out of the vocabulary; to be checked before the session begins.
+            IndexError: a token of the prompt, the answer or the bias is out of the vocabulary; `sampler_for` has checked that.
         """
         params = self.params
         self._rewind(position)
         if self._is_plain and params.temperature == 0.0:
             token = int(np.argmax(logits))
         else:
-            shifted = self._shifted(logits)
+            shifted = logits if self._is_plain else self._shifted(logits)
             token = int(np.argmax(shifted)) if params.temperature == 0.0 else self._drawn_from(shifted, position)
         if params.counts_answer:
             self._drawn.append((position, token))
@@ -164,16 +162,10 @@ class Sampler:
         """The logits with bias and penalties, [vocabulary] float64."""
         params = self.params
         shifted = logits.astype(np.float64)
-        for ids in (self._biased, self._prompt):
-            if len(ids) and int(ids.max()) >= len(shifted):
-                raise ValueError(f"token {ids.max()} of a vocabulary of {len(shifted)}")
-        if len(self._biased):
-            shifted[self._biased] += self._biases
+        shifted[self._biased] += self._biases
         if not params.counts_answer:
             return shifted
         answer: Ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
-        if len(answer) and int(answer.max()) >= len(shifted):
-            raise ValueError(f"token {answer.max()} of a vocabulary of {len(shifted)}")
         if params.repetition_penalty != 1.0:
             is_there = np.zeros(len(shifted), np.bool_)
             is_there[self._prompt] = is_there[answer] = True
@@ -183,16 +175,17 @@ class Sampler:
         shifted[answer] -= params.frequency_penalty * counts + params.presence_penalty
         return shifted
 
-    def _drawn_from(self, shifted: Floats, position: int) -> int:
+    def _drawn_from(self, shifted: npt.NDArray[np.floating], position: int) -> int:
         params = self.params
         ids: Ids | None = None  # None: all of them
         kept = shifted
         if 0 < params.top_k < len(shifted):
-            ids = np.sort(_largest(shifted, params.top_k))
+            ids = _largest(shifted, params.top_k)
             kept = shifted[ids]
+        weights = kept.astype(np.float64)
         # The largest becomes 0 before the division, so that no temperature, however small, gives inf − inf.
         with np.errstate(over="ignore"):
-            weights = np.exp((kept - kept.max()) / params.temperature)
+            np.exp((weights - weights.max()) / params.temperature, out=weights)
         if params.top_p < 1.0:
             chosen = _nucleus(weights, params.top_p)
             ids, weights = chosen if ids is None else ids[chosen], weights[chosen]
@@ -237,28 +230,31 @@ def sampler_for(opening: Opening, vocabulary: int) -> Sampler:
 
 
 def _largest(values: npt.NDArray[np.floating], count: int) -> Ids:
-    """Indices of the ``count`` largest values, largest first; of equal ones the lowest index first. No sort of all of them."""
+    """Indices, rising, of the ``count`` largest values; of equal ones the lowest. No sort of all of them."""
     if count >= len(values):
-        chosen = np.arange(len(values))
-    else:
-        last = np.partition(values, len(values) - count)[len(values) - count]
-        above = np.flatnonzero(values > last)
-        chosen = np.concatenate([above, np.flatnonzero(values == last)[: count - len(above)]])
-    return chosen[np.lexsort((chosen, -values[chosen]))]
+        return np.arange(len(values))
+    return _down_to(values, np.partition(values, len(values) - count)[len(values) - count], count)
+
+
+def _down_to(values: npt.NDArray[np.floating], last: np.floating, count: int) -> Ids:
+    """Indices, rising, of the ``count`` largest values, the least of which is ``last``."""
+    at_last = np.flatnonzero(values >= last)
+    surplus = len(at_last) - count
+    if surplus > 0:  # of those that are equal to the last, the highest indices
+        at_last = np.delete(at_last, np.flatnonzero(values[at_last] == last)[-surplus:])
+    return at_last
 
 
 def _nucleus(weights: Floats, top_p: float) -> Ids:
     """Indices, rising, of the fewest largest weights that have ``top_p`` of the sum; at least one (Holtzman et al. 2019)."""
-    wanted = top_p * float(weights.sum())
-    count = _FIRST_LOOK
-    while True:
-        order = _largest(weights, count)
-        reached = np.cumsum(weights[order])
-        # Where the sum's rounding leaves `wanted` just out of reach, all of them are the nucleus.
-        needed = int(np.searchsorted(reached, wanted, side="left")) + 1
-        if needed <= len(order) or len(order) == len(weights):
-            return np.sort(order[:needed])
-        count *= 8
+    total = float(weights.sum())
+    # All that are smaller than this have together at most half of what the nucleus may leave out, so it has none of them.
+    least = (1.0 - top_p) * total / (2 * len(weights))
+    falling = np.sort(weights[weights >= least])[::-1]
+    # Where rounding leaves the wanted sum just out of reach, all of them are the nucleus.
+    reached = int(np.searchsorted(np.cumsum(falling), top_p * total, side="left"))
+    needed = min(reached + 1, len(falling))
+    return _down_to(weights, falling[needed - 1], needed)
 
 
 def _with_logprobs(logits: npt.NDArray[np.float32], token: int, num_top: int) -> Sampled:
@@ -269,5 +265,6 @@ def _with_logprobs(logits: npt.NDArray[np.float32], token: int, num_top: int) ->
     def logprob_of(index: int) -> float:
         return max(float(wide[index]) - log_total, LEAST_LOGPROB)  # at most 0: the sum has the largest's 1 in it
 
-    top = _largest(logits, num_top).tolist() if num_top else ()
-    return Sampled(token, logprob_of(token), tuple(TokenLogprob(index, logprob_of(index)) for index in top))
+    top = _largest(logits, num_top) if num_top else np.arange(0)
+    falling = top[np.argsort(-logits[top], kind="stable")].tolist()
+    return Sampled(token, logprob_of(token), tuple(TokenLogprob(index, logprob_of(index)) for index in falling))
