@@ -16,6 +16,7 @@ from tessella_p2p.wire.frames import DType
 MODEL_ID = "toy"
 RECIPE = "f32"
 ROOT = hashlib.sha256(b"toy manifest").digest()
+_GREEDY = SamplingParams()
 CONTRACT = hashlib.sha256(b"toy contract").digest()
 
 
@@ -56,21 +57,28 @@ class ToyCodec:
         return ToyText()
 
 
-def whole_model_tokens(
-    model: ToyModel, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, seed: int = 0
-) -> tuple[int, ...]:
-    """The tokens of a toy in one piece, without any network."""
+def whole_model_draws(
+    model: ToyModel, prompt: Sequence[int], max_tokens: int, params: SamplingParams = _GREEDY
+) -> tuple[Sampled, ...]:
+    """What a toy in one piece draws, without any network."""
     engine = ToyEngine(model, LayerRange(0, model.layers), max_positions=len(prompt) + max_tokens)
     key = SessionKey(SessionId(bytes(16)), 0)
     engine.open_session(key, len(prompt) + max_tokens)
-    sampler = Sampler(SamplingParams(temperature=temperature, seed=seed))
-    tokens: list[int] = []
+    sampler = Sampler(params, prompt)
+    drawn: list[Sampled] = []
     ids, position = list(prompt), 0
-    while len(tokens) < max_tokens:
+    while len(drawn) < max_tokens:
         body = b"".join(token.to_bytes(4, "little") for token in ids)
         (answer,) = engine.forward([StepInput(key, position, len(ids), DType.U32, body, sampler)])
         assert isinstance(answer, Sampled)
         position += len(ids)
         ids = [answer.token_id]
-        tokens.append(answer.token_id)
-    return tuple(tokens)
+        drawn.append(answer)
+    return tuple(drawn)
+
+
+def whole_model_tokens(
+    model: ToyModel, prompt: Sequence[int], max_tokens: int, params: SamplingParams = _GREEDY
+) -> tuple[int, ...]:
+    """The tokens of `whole_model_draws`."""
+    return tuple(each.token_id for each in whole_model_draws(model, prompt, max_tokens, params))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -12,12 +13,14 @@ import pytest
 import trio
 
 from simulations.mesh import MODEL_ID, ROOT, MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.toy_model import whole_model_draws
 from tessella_p2p.base.errors import InvalidRequest, NoRoute, PromptTooLong, UnknownModel
 from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.base.limits import CHECKPOINT_S, MICRO_PER_LAYER_POSITION
-from tessella_p2p.entry.api import Delta, Finished, GenerateRequest
+from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, TokenScores
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.stages.engine import SessionKey, StepInput, StepOutput
+from tessella_p2p.stages.sampler import SamplingParams
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
 
@@ -128,14 +131,37 @@ async def test_leaving_an_answer_frees_its_kv_on_every_stage(tmp_path: Path, clo
         assert balance(mesh, mesh.nodes[2]) > 0
 
 
-async def test_a_stage_that_dies_is_replaced_and_the_tokens_are_the_same(tmp_path: Path, clock: VirtualClock) -> None:
+FEW = tuple((token, 100.0) for token in (3, 5, 8, 13, 21, 34))
+"""Biased so far up that all others are left out: tokens come back, and penalties decide."""
+KINDS_OF_DRAWS: dict[str, SamplingParams] = {
+    "greedy": SamplingParams(),
+    "presence and frequency": SamplingParams(presence_penalty=1.5, frequency_penalty=0.4, logit_bias=FEW),
+    "everything": SamplingParams(
+        temperature=1.2,
+        top_k=5,
+        top_p=0.95,
+        min_p=0.01,
+        frequency_penalty=0.3,
+        repetition_penalty=1.02,
+        logit_bias=FEW,
+        seed=2**64 - 1,
+        logprobs=True,
+        num_top=3,
+    ),
+}
+
+
+@pytest.mark.parametrize("params", KINDS_OF_DRAWS.values(), ids=KINDS_OF_DRAWS)
+async def test_a_stage_that_dies_is_replaced_and_the_draws_are_the_same(
+    tmp_path: Path, clock: VirtualClock, params: SamplingParams
+) -> None:
     async with running_mesh(tmp_path, clock, num_nodes=6) as mesh:
         await eventually(
             lambda: all(node.roles and node.roles.worker and node.roles.worker.stage for node in mesh.nodes)
         )
         await eventually(lambda: len(ready_peers(mesh)) == 6)
         entry = mesh.nodes[0]
-        victims = await tokens_until_kill(mesh, entry, 30, kill_after=8)
+        victims = await draws_until_kill(mesh, entry, params, 30, kill_after=8)
         assert victims is not None
 
 
@@ -145,19 +171,24 @@ def ready_peers(mesh: SimulatedMesh) -> Sequence[object]:
     return roles.discovery.view.stages(ROOT, None, mesh.date().unix_ms())
 
 
-async def tokens_until_kill(
-    mesh: SimulatedMesh, entry: SimulatedNode, max_tokens: int, kill_after: int
+async def draws_until_kill(
+    mesh: SimulatedMesh, entry: SimulatedNode, params: SamplingParams, max_tokens: int, kill_after: int
 ) -> SimulatedNode:
     """Kill a stage of the route in mid-answer; the answer has to be the whole model's all the same."""
     roles = entry.roles
     assert roles is not None
     victim: SimulatedNode | None = None
     tokens: list[int] = []
-    request = GenerateRequest(model=MODEL_ID, prompt_ids=PROMPT, max_tokens=max_tokens)
+    scores: list[TokenScores] = []
+    fields = asdict(params)
+    request = GenerateRequest(
+        model=MODEL_ID, prompt_ids=PROMPT, max_tokens=max_tokens, top_logprobs=fields.pop("num_top"), **fields
+    )
     async with roles.entry.generate(request) as generation, aclosing(generation.events()) as events:
         async for event in events:
             if isinstance(event, Delta):
                 tokens += event.token_ids
+                scores += event.scores
                 if len(tokens) == kill_after:
                     busy = [
                         node
@@ -171,7 +202,12 @@ async def tokens_until_kill(
                     mesh.crash_node(victim)
             else:
                 assert event.token_ids == tuple(tokens)
-    assert tuple(tokens) == mesh.expected(PROMPT, max_tokens)
+    truth = whole_model_draws(mesh.model, PROMPT, max_tokens, params)
+    assert tokens == [each.token_id for each in truth]
+    assert len(scores) == (max_tokens if params.logprobs else 0)
+    for told, true in zip(scores, truth, strict=False):
+        assert told.chosen.logprob == pytest.approx(true.logprob, abs=1e-5)
+        assert [each.token_id for each in told.top] == [each.token_id for each in true.top]
     assert victim is not None
     return victim
 

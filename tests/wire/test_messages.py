@@ -7,14 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import MalformedMessage
-from tessella_p2p.base.limits import MAX_ADDRESSES, MAX_MODEL_LAYERS, MAX_POSITIONS, MAX_STAGES
+from tessella_p2p.base.limits import (
+    KIB,
+    MAX_ADDRESS_CHARS,
+    MAX_ADDRESSES,
+    MAX_HISTORY_IDS,
+    MAX_LOGIT_BIASES,
+    MAX_MODEL_LAYERS,
+    MAX_OPEN_ADDRESS_BYTES,
+    MAX_OPEN_BYTES,
+    MAX_POSITIONS,
+    MAX_STAGES,
+    MAX_TOP_LOGPROBS,
+    MAX_VOCABULARY,
+)
 from tessella_p2p.wire import cbor, messages
-from tessella_p2p.wire.envelope import Message, decode_message, encode_message
+from tessella_p2p.wire.envelope import Message, decode_message, encode_message, seal
+from tessella_p2p.wire.frames import MAX_CONTROL_BYTES
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import (
     AnswerBody,
     ChainOpen,
     Lease,
+    OpenFrame,
     Register,
     RequestBody,
     RouteStage,
@@ -70,6 +85,25 @@ OPEN = ChainOpen(
     sampling=Sampling(temperature=0.7, seed=2**64 - 1),
     digest_key=DIGEST,
 )
+SAMPLED = OPEN.model_copy(
+    update={
+        "output": "logprobs",
+        "sampling": Sampling(
+            temperature=0.7,
+            top_k=40,
+            top_p=0.9,
+            min_p=0.05,
+            presence_penalty=-2.0,
+            frequency_penalty=2.0,
+            repetition_penalty=1.1,
+            logit_bias=tuple((token, -100.0) for token in range(MAX_LOGIT_BIASES)),
+            num_top=MAX_TOP_LOGPROBS,
+        ),
+        "history": bytes(4 * MAX_HISTORY_IDS),
+        "history_answer": MAX_HISTORY_IDS,
+        "cache_scope": bytes(32),
+    }
+)
 RECORD = StageRecord(
     addresses=(),
     model_id="m",
@@ -88,6 +122,7 @@ RECORD = StageRecord(
         REGISTER,
         REGISTER.model_copy(update={"layers": None}),
         OPEN,
+        SAMPLED,
         RECORD,
         RequestBody(body=REGISTER),
         AnswerBody(to=1, body=Stages(records=(b"a", b"b"), health="incomplete", missing=((0, 3),))),
@@ -157,6 +192,38 @@ OUT_OF_BOUNDS: list[tuple[Message, dict[str, object]]] = [
     (OPEN, {"sampling": {"temperature": float("inf")}}),
     (OPEN, {"sampling": {"temperature": -0.5}}),
     (OPEN, {"sampling": {"seed": -1}}),
+    (OPEN, {"sampling": {"temperature": 2.1}}),
+    (OPEN, {"sampling": {"temperature": True}}),
+    (OPEN, {"sampling": {"top_k": -1}}),
+    (OPEN, {"sampling": {"top_k": MAX_VOCABULARY + 1}}),
+    (OPEN, {"sampling": {"top_k": 1.0}}),
+    (OPEN, {"sampling": {"top_p": -0.1}}),
+    (OPEN, {"sampling": {"top_p": 1.1}}),
+    (OPEN, {"sampling": {"top_p": float("nan")}}),
+    (OPEN, {"sampling": {"min_p": 1.1}}),
+    (OPEN, {"sampling": {"min_p": float("nan")}}),
+    (OPEN, {"sampling": {"presence_penalty": 2.1}}),
+    (OPEN, {"sampling": {"presence_penalty": float("nan")}}),
+    (OPEN, {"sampling": {"frequency_penalty": -2.1}}),
+    (OPEN, {"sampling": {"frequency_penalty": float("-inf")}}),
+    (OPEN, {"sampling": {"repetition_penalty": 0.0}}),
+    (OPEN, {"sampling": {"repetition_penalty": 10.1}}),
+    (OPEN, {"sampling": {"repetition_penalty": float("nan")}}),
+    (OPEN, {"sampling": {"logit_bias": [[5, 100.5]]}}),
+    (OPEN, {"sampling": {"logit_bias": [[5, -100.5]]}}),
+    (OPEN, {"sampling": {"logit_bias": [[5, float("nan")]]}}),
+    (OPEN, {"sampling": {"logit_bias": [[5]]}}),
+    (OPEN, {"sampling": {"logit_bias": [[-1, 1.0]]}}),
+    (OPEN, {"sampling": {"logit_bias": [[MAX_VOCABULARY, 1.0]]}}),
+    (OPEN, {"sampling": {"logit_bias": [[5, 1.0], [5, 2.0]]}}),
+    (OPEN, {"sampling": {"logit_bias": [[token, 1.0] for token in range(MAX_LOGIT_BIASES + 1)]}}),
+    (OPEN, {"output": "logprobs", "sampling": {"num_top": MAX_TOP_LOGPROBS + 1}}),
+    (OPEN, {"output": "tokens", "sampling": {"num_top": 1}}),
+    (OPEN, {"history": bytes(5)}),
+    (OPEN, {"history": bytes(4 * MAX_HISTORY_IDS + 4)}),
+    (OPEN, {"history": bytes(8), "history_answer": 3}),
+    (OPEN, {"history": bytes(8), "history_answer": -1}),
+    (OPEN, {"cache_scope": bytes(33)}),
     (OPEN, {"request_id": "a/b"}),
     (OPEN, {"output": "logits"}),
     (REGISTER, {"claim_mb": 0}),
@@ -168,6 +235,24 @@ OUT_OF_BOUNDS: list[tuple[Message, dict[str, object]]] = [
 def test_a_value_out_of_bounds_is_refused(message: Message, change: dict[str, object]) -> None:
     with pytest.raises(MalformedMessage, match=type(message).__name__):
         decode_message(type(message), cbor.encode(message.model_dump(exclude_none=True) | change))
+
+
+def test_the_longest_chain_open_of_an_honest_entry_fits_into_its_frame() -> None:
+    per_stage = MAX_OPEN_ADDRESS_BYTES // (MAX_STAGES + 1) // (MAX_ADDRESS_CHARS + 3)
+    addresses = ("a" * MAX_ADDRESS_CHARS,) * per_stage
+    longest = SAMPLED.model_copy(
+        update={
+            "request_id": "r" * 64,
+            "model_id": "m" * 128,
+            "recipe": "f" * 128,
+            "route": (STAGE.model_copy(update={"addresses": addresses}),) * MAX_STAGES,
+            "entry_addresses": addresses,
+            "ticket": bytes(2 * KIB),
+        }
+    )
+    sealed = seal(NodeKey(bytes(32)), "chain-open", longest, sequence=2**60, now_ms=2**50)
+    assert len(sealed) <= MAX_OPEN_BYTES
+    assert len(encode_message(OpenFrame(open=bytes(MAX_OPEN_BYTES), capability=bytes(KIB)))) <= MAX_CONTROL_BYTES
 
 
 @pytest.mark.parametrize("field", sorted(Lease.model_fields))
