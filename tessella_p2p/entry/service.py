@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -33,6 +33,8 @@ from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
 from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.model.coverage import walk
+from tessella_p2p.model.recipe import base_name
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import open_envelope
@@ -54,7 +56,7 @@ class ServedModel:
     codec: PromptCodec
     manifest_root: bytes
     recipes: tuple[str, ...]
-    """In order of preference."""
+    """Their own names, in order of preference; each is served in one or more drift classes."""
 
 
 class EntryService:
@@ -147,7 +149,9 @@ class EntryService:
             route = choose_route(stages, total, penalties, self._context.network.peer_id)
             if route is not None:
                 return route
-        raise no_route(self._model.model_id, max(meshes, key=_num_layers, default=()), total)
+        raise no_route(
+            self._model.model_id, max(meshes, key=lambda stages: _num_rendered(stages, total), default=()), total
+        )
 
     def _published(self) -> list[str]:
         """Names under which the model's recipes are served now: by recipe in the order of preference, then by drift class."""
@@ -331,3 +335,7 @@ class EntryService:
         """Close an epoch on every stage. Idempotent; does not wait."""
         self._table.chains.pop(chain.key, None)
         chain.end()
+
+
+def _num_rendered(stages: Iterable[VerifiedStage], total_layers: int) -> int:
+    return walk((stage.layers for stage in stages), total_layers).num_covered

@@ -12,9 +12,8 @@ from tessella_p2p.base.limits import MAX_MODEL_LAYERS, MAX_MODEL_WIDTH, MAX_POSI
 from tessella_p2p.model.gguf import GgmlType, GgufFile, TensorInfo
 
 CERTIFIED_ARCHITECTURES: Final = ("llama",)
-CERTIFIED_KINDS: Final = frozenset(
-    {GgmlType.F32, GgmlType.F16, GgmlType.BF16, GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q8_0, GgmlType.Q6_K}
-)
+CERTIFIED_KINDS: Final = frozenset(GgmlType)
+"""Types of tensors that a test compares with gguf-py."""
 EMBEDDING: Final = "token_embd.weight"
 OUTPUT_NORM: Final = "output_norm.weight"
 OUTPUT: Final = "output.weight"

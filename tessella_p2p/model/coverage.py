@@ -32,6 +32,11 @@ class Coverage:
     holes: tuple[LayerRange, ...]
     total_layers: int
 
+    @property
+    def num_covered(self) -> int:
+        """Layers that chains render."""
+        return sum(len(layers) for layers in self.covered)
+
 
 def walk(ranges: Iterable[LayerRange], total_layers: int) -> Coverage:
     """Walk over the ranges of ready stages, from layer 0 up.

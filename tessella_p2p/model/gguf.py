@@ -56,6 +56,8 @@ class GgmlType(IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ4_NL = 20
+    IQ4_XS = 23
     BF16 = 30
 
     @property
@@ -83,6 +85,8 @@ _BLOCKS: Final[Mapping[GgmlType, tuple[int, int]]] = {
     GgmlType.Q4_K: (256, 144),
     GgmlType.Q5_K: (256, 176),
     GgmlType.Q6_K: (256, 210),
+    GgmlType.IQ4_NL: (32, 18),
+    GgmlType.IQ4_XS: (256, 136),
 }
 
 

@@ -12,10 +12,19 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 import platformdirs
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from tessella_p2p.base.errors import ConfigurationError
+from tessella_p2p.base.errors import ConfigurationError, NotCertified
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, MAX_BOOTSTRAP, MAX_POSITIONS, MAX_STAGES, MIN_CLAIM_MB
-from tessella_p2p.model.recipe import DEFAULT_RECIPE
+from tessella_p2p.base.limits import (
+    CHECKPOINT_S,
+    HOP_TIMEOUT_S,
+    MAX_BOOTSTRAP,
+    MAX_POSITIONS,
+    MAX_STAGES,
+    MIN_CLAIM_MB,
+    OOM_STREAK,
+    STREAK_WINDOW_S,
+)
+from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES, RecipeName
 from tessella_p2p.node import settings
 from tessella_p2p.node.peer_address import (
     PeerAddress,
@@ -29,8 +38,9 @@ from tessella_p2p.weights.store import default_models_dir
 
 EVERY_HOST = "0.0.0.0"  # noqa: S104 - peers have to reach a node; its HTTP API is local unless a setting says otherwise
 _MAX_CLAIM_MB = 1 << 24
-_CERTIFIED_THREADS = 2
-"""With more threads than this nobody has measured that the bits stay the same."""
+_TORCH_THREADS = 2
+"""With more threads than this nobody has measured that torch's bits stay the same; the native engine's do not depend on it."""
+_MAX_THREADS = 1024
 
 _WORKER = Spelling(sections=("worker",))
 _GPU = Spelling(sections=("gpu",))
@@ -40,12 +50,8 @@ _FLAG_ONLY = Spelling(only="flag", hidden=True)
 
 
 NOT_SUPPORTED: Final[Mapping[str, tuple[object, str]]] = {
-    "oom_streak": (3, "out-of-memory failures are not counted"),
-    "streak_window_secs": (30.0, "out-of-memory failures are not counted"),
     "public_api_port": (None, "no API address is announced"),
     "public_api_url": (None, "no API address is announced"),
-    "device": ("cpu", "layers are computed on the CPU"),
-    "quantization": (None, 'weights are kept as the recipe says, and recipe = "torch-int4" is the small one'),
     "canary_mode": ("off", "there are no audits that a canary would serve"),
     "model_cache_prune": ("off", "a stage maps its layers out of one local file, so there are no shards to delete"),
     "registration_grace_secs": (None, "a node that is not registered is an entry, and retries for ever"),
@@ -125,9 +131,9 @@ P2pHost = Annotated[IpAddress, Field(description="the address that peers reach t
 P2pPort = Annotated[Port, Field(description="the TCP port for peers; 0 takes a free one")]
 DataDir = Annotated[FilePath, Field(description="the folder of this node's journal and databases")]
 ModelsDir = Annotated[FilePath, Field(description="the folder of pulled models")]
-RecipeName = Annotated[
-    Literal["torch-f32", "torch-int4"],
-    Field(description="the arithmetic: torch-f32 is exact, torch-int4 is fast; a mesh has one"),
+RecipeSetting = Annotated[
+    RecipeName,
+    Field(description="the arithmetic: f32 keeps the weights as stored, q8_0 and q4_0 quantise them; a mesh has one"),
 ]
 MaxPositions = Annotated[
     Annotated[Whole, Field(ge=1, le=MAX_POSITIONS)] | None,
@@ -135,12 +141,24 @@ MaxPositions = Annotated[
 ]
 
 
+Quantization = Literal["none", "Q8_0", "Q4_0", "INT8", "INT4"]
+_RECIPE_OF: Final[Mapping[str, RecipeName]] = {
+    "none": "f32",
+    "Q8_0": "q8_0",
+    "INT8": "q8_0",
+    "Q4_0": "q4_0",
+    "INT4": "q4_0",
+}
+"""What the manual's ``quantization`` means; INT8 and INT4 are its other names for the two."""
+
+
 def _default_data_dir(role: str) -> Path:
     return platformdirs.user_data_path("tessella-p2p", appauthor=False) / role
 
 
-def _default_threads() -> int:
-    return min(_CERTIFIED_THREADS, os.cpu_count() or 1)
+def _usable_cores() -> int:
+    """Cores that this process may use: those of its affinity mask, where the system has one."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class RoleConfig(Settings):
@@ -222,16 +240,46 @@ class NodeConfig(ModelRoleConfig):
         _WORKER,
         Field(description="serve layers within START,END only (END is not included)"),
     ] = None
-    recipe: Annotated[RecipeName, _WORKER] = DEFAULT_RECIPE
+    recipe: Annotated[RecipeSetting, _WORKER] = DEFAULT_RECIPE
     threads: Annotated[
-        Whole, _WORKER, Field(ge=1, le=1024, description="threads that compute; nodes on one machine share its cores")
-    ] = Field(default_factory=_default_threads)
+        Whole | None,
+        _WORKER,
+        Field(
+            ge=1,
+            le=_MAX_THREADS,
+            description="threads that compute; else one for each of cpus, or for each core that this process may use",
+        ),
+    ] = None
+    cpus: Annotated[
+        tuple[Annotated[Whole, Field(ge=0, le=65_535)], ...],
+        BeforeValidator(_listed),
+        _WORKER,
+        Field(
+            max_length=_MAX_THREADS,
+            description="cores that compute (Linux); give each of several nodes on one machine its own",
+        ),
+    ] = ()
+    sleep_after_secs: Annotated[
+        float,
+        BeforeValidator(_no_bool),
+        _WORKER,
+        Field(
+            ge=0,
+            le=86_400,
+            allow_inf_nan=False,
+            description="without a session for so long, weights and KV leave the memory until the next one; 0 is never",
+        ),
+    ] = 0.0
     max_positions: Annotated[MaxPositions, _WORKER] = None
 
     oom_streak: Annotated[
-        Whole, _GPU, Field(ge=1, description="consecutive out-of-memory failures that mean saturated")
-    ] = 3
-    streak_window_secs: Annotated[Seconds, _GPU, Field(description="within how many seconds they count")] = 30.0
+        Whole,
+        _GPU,
+        Field(ge=1, le=1024, description="failures of the engine, out of memory or other, that mean saturated"),
+    ] = OOM_STREAK
+    streak_window_secs: Annotated[Seconds, _GPU, Field(description="within how many seconds they count")] = (
+        STREAK_WINDOW_S
+    )
 
     public_api_port: Annotated[
         Port | None, _EITHER, Field(description="the public port that a NAT rule maps to api_port")
@@ -247,7 +295,11 @@ class NodeConfig(ModelRoleConfig):
     p2p_inference_timeout_secs: Annotated[Seconds, _EITHER, Field(description="how long one hop may take")] = (
         HOP_TIMEOUT_S
     )
-    quantization: Annotated[Text | None, _EITHER, Field(description="how weights are kept in memory")] = None
+    quantization: Annotated[
+        Quantization | None,
+        _EITHER,
+        Field(description="how weights are kept in memory: the manual's key for a recipe (none is f32)"),
+    ] = None
     canary_mode: Annotated[
         Literal["off", "echo", "scale"], _EITHER, Field(description="answer with a known-wrong tensor, for audits")
     ] = "off"
@@ -270,6 +322,20 @@ class NodeConfig(ModelRoleConfig):
         tuple[Text, ...], BeforeValidator(_listed), _EITHER, Field(description="hosts that tokens may be sent back to")
     ] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _quantization_names_a_recipe(cls, given: dict[str, object]) -> dict[str, object]:
+        """``quantization`` alone chooses the recipe; beside one it has to mean the same."""
+        quantization = given.get("quantization")
+        meant = _RECIPE_OF.get(quantization) if isinstance(quantization, str) else None
+        if meant is None:
+            return given
+        if given.get("recipe", meant) != meant:
+            raise ValueError(
+                f"quantization = {quantization!r} means recipe = {meant!r}, and recipe is {given['recipe']!r}; leave one out"
+            )
+        return {**given, "recipe": meant}
+
     @field_validator(*NOT_SUPPORTED)
     @classmethod
     def _refuse_unsupported(cls, value: object, info: ValidationInfo) -> object:
@@ -279,6 +345,14 @@ class NodeConfig(ModelRoleConfig):
             raise ValueError(f"not supported yet: {instead} (leave it out{or_at})")
         return value
 
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        try:
+            RECIPES[self.recipe].check_device(self.device)
+        except NotCertified as error:
+            raise ValueError(str(error)) from error
+        return self
+
     @field_validator("orchestrator_url")
     @classmethod
     def _check_pin(cls, value: str, info: ValidationInfo) -> str:
@@ -287,6 +361,14 @@ class NodeConfig(ModelRoleConfig):
         except ConfigurationError as error:
             raise ValueError(str(error)) from error
         return value
+
+    @property
+    def compute_threads(self) -> int:
+        """``threads``, or its default."""
+        if self.threads is not None:
+            return self.threads
+        most = _TORCH_THREADS if RECIPES[self.recipe].engine == "torch" else _MAX_THREADS
+        return min(most, len(self.cpus) or _usable_cores())
 
     @property
     def orchestrator(self) -> PeerAddress:
@@ -301,7 +383,7 @@ class OrchestratorConfig(ModelRoleConfig):
     p2p_port: P2pPort = 9090
     data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("orchestrator"))
     models_dir: ModelsDir = Field(default_factory=default_models_dir)
-    recipe: RecipeName = DEFAULT_RECIPE
+    recipe: RecipeSetting = DEFAULT_RECIPE
     max_positions: MaxPositions = None
     min_stages: Annotated[
         Whole,

@@ -28,12 +28,15 @@ from tessella_p2p.node.config import NodeConfig
 from tessella_p2p.node.keystore import held_key
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
 from tessella_p2p.node.view import LiveNodeView, NodeFacts
+from tessella_p2p.node.watchdog import LoopWatchdog
+from tessella_p2p.stages.engine_life import StageRules
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.worker.service import Offer
 
 _HTTP_DRAIN_S = 5.0
+_ENGINE_DEVICE = {"cpu": "cpu", "cuda": "cuda", "metal": "mps"}
 
 
 async def run_daemon(config: NodeConfig) -> None:
@@ -44,6 +47,7 @@ async def run_daemon(config: NodeConfig) -> None:
             node that cannot be reached is no such thing: the node says so, retries, and serves what it can.
     """
     with held_key(config.keypair_path) as key, closing(ProofLog(_own_folder(config.data_dir, key))) as proof_log:
+        recipe = await _published(config)
         artifact = await open_artifact(config, config.models_dir)
         sequencer = ClockSequencer(proof_log.sequence_floor())
         with artifact:
@@ -52,8 +56,8 @@ async def run_daemon(config: NodeConfig) -> None:
                 trio.open_nursery() as nursery,
             ):
                 around = _surroundings(config, key, network, sequencer, proof_log, artifact)
-                roles = NodeRoles(_plan(config, artifact), around)
-                view = LiveNodeView(_facts(config, key, artifact), roles, around.clock, proof_log, in_thread)
+                roles = NodeRoles(_plan(config, artifact, recipe), around)
+                view = LiveNodeView(_facts(config, key, artifact, recipe), roles, around.clock, proof_log, in_thread)
                 drain = trio.Event()
                 url = await nursery.start(
                     partial(serve, create_app(roles.entry, view), config.api_host, config.api_port, drain=drain)
@@ -66,6 +70,18 @@ async def run_daemon(config: NodeConfig) -> None:
                 drain.set()
                 await _finish_answers(roles)
                 nursery.cancel_scope.cancel()
+
+
+async def _published(config: NodeConfig) -> str:
+    """The recipe as this machine publishes it: torch's carry the drift class of its build and device.
+
+    Raises:
+        ConfigurationError, NotCertified: the device is not there, or has no kernels for the recipe.
+    """
+    from tessella_p2p.stages.loading import published_name
+
+    device = _ENGINE_DEVICE[config.device]
+    return await trio.to_thread.run_sync(published_name, RECIPES[config.recipe], device)
 
 
 def _own_folder(data_dir: Path, key: NodeKey) -> Path:
@@ -91,18 +107,17 @@ def _surroundings(
     async def load(layers: LayerRange) -> StageService:
         from tessella_p2p.stages.loading import load_engine
 
-        engine = await trio.to_thread.run_sync(
-            partial(
-                load_engine,
-                artifact.path,
-                layers,
-                RECIPES[config.recipe],
-                threads=config.threads,
-                max_sessions=DEFAULT_MAX_SESSIONS,
-                max_positions=config.max_positions or min(DEFAULT_MAX_POSITIONS, artifact.config.context_length),
-            )
+        load = partial(
+            load_engine,
+            artifact.path,
+            layers,
+            RECIPES[config.recipe],
+            device=_ENGINE_DEVICE[config.device],
+            threads=config.compute_threads,
+            max_sessions=DEFAULT_MAX_SESSIONS,
+            max_positions=config.max_positions or min(DEFAULT_MAX_POSITIONS, artifact.config.context_length),
         )
-        return StageService(engine)
+        return await StageService.loaded(load, rules=_rules(config), cpus=config.cpus)
 
     return Surroundings(
         network=network,
@@ -114,17 +129,27 @@ def _surroundings(
         run_blocking=in_thread,
         proof_log=proof_log,
         load=load,
+        watchdog=LoopWatchdog(),
     )
 
 
-def _plan(config: NodeConfig, artifact: Artifact) -> NodePlan:
+def _rules(config: NodeConfig) -> StageRules:
+    return StageRules(
+        oom_streak=config.oom_streak,
+        streak_window_s=config.streak_window_secs,
+        sleep_after_s=config.sleep_after_secs or None,
+        patience_s=config.p2p_inference_timeout_secs,
+    )
+
+
+def _plan(config: NodeConfig, artifact: Artifact, recipe: str) -> NodePlan:
     orchestrator = config.orchestrator
     offer = Offer(
         model_id=artifact.model_id,
         manifest_root=artifact.root,
         contract_hash=artifact.contract_hash,
         total_layers=artifact.config.layers,
-        recipe=config.recipe,
+        recipe=recipe,
         claim_mb=config.vram_mb,
         device=config.device,
         layers=config.layers,
@@ -147,11 +172,11 @@ def _plan(config: NodeConfig, artifact: Artifact) -> NodePlan:
     )
 
 
-def _facts(config: NodeConfig, key: NodeKey, artifact: Artifact) -> NodeFacts:
+def _facts(config: NodeConfig, key: NodeKey, artifact: Artifact, recipe: str) -> NodeFacts:
     return NodeFacts(
         peer_id=key.peer_id,
         model_id=artifact.model_id,
-        recipe=config.recipe,
+        recipe=recipe,
         hidden_size=artifact.config.hidden,
         context_length=artifact.config.context_length,
         device=config.device,

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Final
+
 from tessella_p2p.base.limits import MIB, MIN_CLAIM_MB
-from tessella_p2p.model.config import ModelConfig
-from tessella_p2p.model.manifest import StageCosts
+from tessella_p2p.model.config import EMBEDDING, OUTPUT_NORM, ModelConfig
+from tessella_p2p.model.gguf import GgmlType, TensorInfo
 from tessella_p2p.model.recipe import Recipe
-from tessella_p2p.orchestrator.terms import ModelTerms
+from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
+from tessella_p2p.stages.quantize import kept_kind
 from tessella_p2p.wire.frames import DType
 
-_F32_BYTES = DType.F32.size
+OVERHEAD_MB: Final[Mapping[str, int]] = {"native": 96, "torch": 384}
+"""Resident memory of a worker beside weights and KV, by engine: interpreter, libraries, buffers of one turn."""
+_NATIVE_Q4_0_BYTES: Final = 20
+"""The native engine keeps a block of Q4_0 in the layout of Q4_1."""
+_FOUR_BITS: Final = frozenset({GgmlType.Q4_0, GgmlType.Q4_1})
+_INT4_BYTES_PER_32: Final = 20
 _MILLI = 1000
 
 
@@ -18,25 +27,34 @@ def _mb(size_bytes: float) -> int:
 
 
 def model_terms(
-    config: ModelConfig, costs: StageCosts, recipe: Recipe, *, num_sessions: int, max_positions: int
+    config: ModelConfig,
+    tensors: Mapping[str, TensorInfo],
+    recipe: Recipe,
+    *,
+    num_sessions: int,
+    max_positions: int,
+    device: str = ANY_DEVICE,
 ) -> ModelTerms:
     """Sizes and relative costs of a model's parts.
 
-    A recipe that keeps the stored quantisation needs the bytes of the file; one that expands needs four bytes a parameter. A decode
-    step reads every weight once, so the bytes it reads are the measure of its time.
+    A decode step reads every weight once, so the bytes that it reads are the measure of its time.
 
     Args:
+        config: the model.
+        tensors: its tensor table.
+        recipe: decides how many bytes a stored weight takes in memory.
         num_sessions: sessions whose KV a stage may hold.
         max_positions: of one session.
+        device: where the stage computes.
     """
-    layer_parameters = _layer_parameters(config)
-    head_parameters = config.vocabulary * config.hidden
-    if recipe.quantization == "none":
-        layer_bytes, head_bytes = layer_parameters * _F32_BYTES, head_parameters * _F32_BYTES
-        embedding_bytes = head_bytes
-    else:
-        layer_bytes = max(costs.layer_bytes)
-        embedding_bytes, head_bytes = costs.embedding_bytes, head_parameters  # the head is one byte a weight
+
+    def size_of(names: Iterable[str]) -> int:
+        return sum(kept_bytes(tensors[name], recipe, config, device) for name in names)
+
+    layer_bytes = max(size_of(config.layer_shapes(layer)) for layer in config.all_layers)
+    head_bytes = size_of((OUTPUT_NORM, config.output_name))
+    # Torch looks tokens up in the stored embedding.
+    embedding_bytes = size_of((EMBEDDING,)) if recipe.engine == "native" else tensors[EMBEDDING].size_bytes
     kv_bytes = 2 * config.kv_heads * config.head_dim * recipe.kv.size * num_sessions * max_positions
     return ModelTerms(
         total_layers=config.layers,
@@ -44,13 +62,27 @@ def model_terms(
         kv_mb=_mb(kv_bytes),
         embedding_mb=_mb(embedding_bytes),
         head_mb=_mb(head_bytes),
+        overhead_mb=OVERHEAD_MB[recipe.engine],
         min_mb=MIN_CLAIM_MB,
         layer_cost=_MILLI,
         head_cost=int(_MILLI * head_bytes / layer_bytes),
     )
 
 
-def _layer_parameters(config: ModelConfig) -> int:
-    query = config.heads * config.head_dim
-    key_value = 2 * config.kv_heads * config.head_dim
-    return config.hidden * (2 * query + key_value + 3 * config.ffn)
+def kept_bytes(tensor: TensorInfo, recipe: Recipe, config: ModelConfig, device: str = ANY_DEVICE) -> int:
+    """What a tensor takes in a stage's memory. Norms are a few numbers, and counted as float32.
+
+    Torch on the CPU multiplies float32: under ``torch-f16`` and ``torch-bf16`` it keeps the rounded weights that wide.
+    """
+    columns = tensor.shape[-1]
+    elements = tensor.shape[0] * columns if len(tensor.shape) == 2 else columns
+    if len(tensor.shape) != 2:
+        return elements * DType.F32.size
+    if recipe.engine == "native":
+        kind = kept_kind(tensor.kind, columns, recipe, is_vocabulary=tensor.name in (EMBEDDING, config.output_name))
+        block_bytes = _NATIVE_Q4_0_BYTES if kind is GgmlType.Q4_0 else kind.block_bytes
+        return elements // kind.block_elements * block_bytes
+    if recipe.weight == "int4":
+        return elements // 32 * _INT4_BYTES_PER_32 if tensor.kind in _FOUR_BITS else elements
+    is_narrow = recipe.weight in ("f16", "bf16") and device not in (ANY_DEVICE, "cpu")
+    return elements * (2 if is_narrow else DType.F32.size)

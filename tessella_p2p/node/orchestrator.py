@@ -19,7 +19,7 @@ from tessella_p2p.node.keystore import held_key
 from tessella_p2p.node.model_terms import model_terms
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
 from tessella_p2p.orchestrator.service import Orchestrator
-from tessella_p2p.orchestrator.terms import ANY_DEVICE
+from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
 from tessella_p2p.orchestrator.terms import ServedModel as OrchestratedModel
 from tessella_p2p.wire.envelope import ClockSequencer
 
@@ -65,13 +65,21 @@ async def run_orchestrator(config: OrchestratorConfig) -> None:
 def _orchestrated(artifact: Artifact, config: OrchestratorConfig) -> OrchestratedModel:
     positions = config.max_positions or min(DEFAULT_MAX_POSITIONS, artifact.config.context_length)
     recipe = RECIPES[config.recipe]
-    terms = model_terms(
-        artifact.config, artifact.costs, recipe, num_sessions=DEFAULT_MAX_SESSIONS, max_positions=positions
-    )
+    terms: dict[tuple[str, str], ModelTerms] = {
+        (config.recipe, device): model_terms(
+            artifact.config,
+            artifact.file.tensors,
+            recipe,
+            num_sessions=DEFAULT_MAX_SESSIONS,
+            max_positions=positions,
+            device=device,
+        )
+        for device in (ANY_DEVICE, "cuda", "metal")
+    }
     return OrchestratedModel(
         model_id=artifact.model_id,
         manifest_root=artifact.root,
         contract_hash=artifact.contract_hash,
         total_layers=artifact.config.layers,
-        terms={(config.recipe, ANY_DEVICE): terms},
+        terms=terms,
     )

@@ -43,7 +43,7 @@ def restored(
     if model is None or (lease.peer_id, lease.model_id) != (peer, model.model_id):
         return None
     layers = LayerRange(*lease.layers)
-    if lease.recipe not in model.recipes or layers.end > model.total_layers:
+    if not model.serves(lease.recipe) or layers.end > model.total_layers:
         return None
     if envelope.expires_at + _OUTAGE_MS <= now_ms:
         return None

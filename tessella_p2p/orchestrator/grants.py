@@ -93,7 +93,7 @@ class Grants:
             Overloaded: more grants than the rate allows.
         """
         model = self._models.get(request.manifest_root)
-        if model is None or model.model_id != request.model_id or request.recipe not in model.recipes:
+        if model is None or model.model_id != request.model_id or not model.serves(request.recipe):
             raise UnknownModel(f"{request.model_id} with recipe {request.recipe} is not served here")
         if not 0 < request.max_positions <= self._terms.max_positions:
             raise InvalidRequest(f"a ticket is for 1 to {self._terms.max_positions} positions", param="max_positions")

@@ -36,6 +36,7 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.model.coverage import Coverage, walk
+from tessella_p2p.model.recipe import base_name
 from tessella_p2p.orchestrator.allocator import allocate, fits
 from tessella_p2p.orchestrator.assignments import ASSIGNED, kept, restored
 from tessella_p2p.orchestrator.member import (
@@ -143,12 +144,21 @@ class Members:
     def coverage(self, manifest_root: bytes, recipe: str) -> Coverage:
         """The walk over the healthy stages of a model.
 
+        Args:
+            manifest_root: the model.
+            recipe: a published recipe; or a recipe's own name, for the drift class of it that renders the most layers.
+
         Raises:
             UnknownModel: nobody may serve it here.
         """
-        model = self._model(manifest_root)
-        healthy = [m.layers for m in self._of(manifest_root, recipe) if m.state is MemberState.HEALTHY]
-        return walk(healthy, model.total_layers)
+        total_layers = self._model(manifest_root).total_layers
+        healthy: dict[str, list[LayerRange]] = {}
+        for member in self._members.values():
+            is_meant = recipe in (member.recipe, base_name(member.recipe))
+            if is_meant and member.manifest_root == manifest_root and member.state is MemberState.HEALTHY:
+                healthy.setdefault(member.recipe, []).append(member.layers)
+        walks = [walk(ranges, total_layers) for ranges in healthy.values()]
+        return max(walks, key=lambda coverage: coverage.num_covered, default=walk((), total_layers))
 
     def listed(self, manifest_root: bytes | None, now_ms: int) -> tuple[bytes, ...]:
         """Sealed stage records of the healthy members, unexpired, bounded in number and bytes; a None lists every model's."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tessella_p2p.base.errors import ConfigurationError, UnknownModel
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import MAX_MODEL_LAYERS
+from tessella_p2p.model.recipe import base_name
 
 ANY_DEVICE = "*"
 
@@ -22,6 +23,7 @@ class ModelTerms:
         kv_mb: KV cache of one layer, for all the sessions that a stage may hold.
         embedding_mb: the token embedding, which the range at layer 0 also loads.
         head_mb: norm and LM head (a tied embedding too), which the last range also loads.
+        overhead_mb: what a worker needs whatever it holds: its process and the buffers of one turn.
         usable_pct: how much of a claim weights and cache may fill.
         min_mb: claims below it are refused.
         layer_cost, embedding_cost, head_cost: measured time of each part, in any unit; only ratios count.
@@ -35,6 +37,7 @@ class ModelTerms:
     kv_mb: int
     embedding_mb: int
     head_mb: int
+    overhead_mb: int = 0
     usable_pct: int = 90
     min_mb: int = 1
     layer_cost: int = 1
@@ -62,7 +65,7 @@ class ModelTerms:
 
     def claim_mb(self, layers: LayerRange) -> int:
         """The smallest claim that ``layers`` fit into (manual, section 03), in integer arithmetic."""
-        used_mb = len(layers) * self.mem_per_layer_mb + self.global_tensor_mb(layers)
+        used_mb = self.overhead_mb + len(layers) * self.mem_per_layer_mb + self.global_tensor_mb(layers)
         return max(self.min_mb, -(-used_mb * 100 // self.usable_pct))
 
     def cost(self, layers: LayerRange) -> int:
@@ -83,7 +86,7 @@ class ServedModel:
         manifest_root: hash over its manifest; what leases, tickets and proofs name it by.
         contract_hash: the parameter contract that a worker's manifest must have.
         total_layers: layers of the whole model.
-        terms: by (recipe, device); the device `ANY_DEVICE` stands for every device that is not listed.
+        terms: by (recipe, device), whatever the drift class; `ANY_DEVICE` stands for every device that is not listed.
 
     Raises:
         ConfigurationError: terms of a model with another number of layers.
@@ -104,13 +107,18 @@ class ServedModel:
         """The recipes that there are terms for, in order."""
         return tuple(sorted({recipe for recipe, _ in self.terms}))
 
+    def serves(self, recipe: str) -> bool:
+        """Whether there are terms for a published recipe, on some device."""
+        return base_name(recipe) in self.recipes
+
     def terms_for(self, recipe: str, device: str) -> ModelTerms:
-        """The terms of a recipe on a device.
+        """The terms of a published recipe on a device.
 
         Raises:
             UnknownModel: when there are none.
         """
-        terms = self.terms.get((recipe, device)) or self.terms.get((recipe, ANY_DEVICE))
+        base = base_name(recipe)
+        terms = self.terms.get((base, device)) or self.terms.get((base, ANY_DEVICE))
         if terms is None:
             raise UnknownModel(
                 f"{self.model_id} is not served with recipe {recipe} on {device}; recipes here: {', '.join(self.recipes)}"

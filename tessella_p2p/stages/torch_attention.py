@@ -1,6 +1,6 @@
-"""Attention with KV per session, in one canonical order of additions (torch, CPU, float32).
+"""Attention with KV per session, in one canonical order of additions (torch, float32).
 
-What makes a row's bits independent of its batch:
+What makes a row's bits independent of its batch on the CPU:
 
 - a row attends over its own session's KV, padded to whole blocks of `KV_BLOCK` positions; what lies behind the row is masked, and its
   weight is an exact zero;
@@ -41,13 +41,18 @@ class Segment:
 class KvArena:
     """KV of all sessions of a stage: [layers, K|V, slots, kv_heads, positions, head_dim] float32.
 
-    Zeros come from the allocator, so memory is committed as positions are written.
+    On the CPU zeros come from the allocator, so memory is committed as positions are written; elsewhere it is all taken at once.
     """
 
-    def __init__(self, config: ModelConfig, num_layers: int, slots: int, max_positions: int) -> None:
+    def __init__(
+        self, config: ModelConfig, num_layers: int, slots: int, max_positions: int, device: torch.device
+    ) -> None:
         capacity = -(-max_positions // KV_BLOCK) * KV_BLOCK
         self.shape = (num_layers, 2, slots, config.kv_heads, capacity, config.head_dim)
-        self._all = torch.from_numpy(np.zeros(self.shape, np.float32))
+        if device.type == "cpu":
+            self._all = torch.from_numpy(np.zeros(self.shape, np.float32))
+        else:
+            self._all = torch.zeros(self.shape, device=device)
         self.layers: list[Tensor] = list(self._all)
 
     @property
@@ -87,7 +92,7 @@ class Attention:
 
     Args:
         config: the model.
-        rope: cosines and sines, each [positions, head_dim].
+        rope: cosines and sines, each [positions, head_dim], on the device that computes.
         segments: in the order of the rows.
     """
 
@@ -95,8 +100,11 @@ class Attention:
         self._config = config
         self._group = config.heads // config.kv_heads
         self._segments = segments
-        self._slots = torch.tensor([s.slot for s in segments for _ in range(s.rows)])
-        self._positions = torch.cat([torch.arange(s.position, s.position + s.rows) for s in segments])
+        self._device = rope[0].device
+        slots = [s.slot for s in segments for _ in range(s.rows)]
+        positions = [position for s in segments for position in range(s.position, s.position + s.rows)]
+        self._slots = torch.tensor(slots, device=self._device)
+        self._positions = torch.tensor(positions, device=self._device)
         self._cos, self._sin = self._rotations(rope)
         self._decodes: list[_DecodeRun] = []
         self._prefills: list[_PrefillBlock] = []
@@ -106,7 +114,7 @@ class Attention:
         """[rows, heads + 2·kv_heads, head_dim]: the softmax scale rides on the queries' table, values pass unrotated."""
         config = self._config
         cos, sin = (table[self._positions][:, None] for table in rope)
-        scale = torch.ones(1, config.heads + 2 * config.kv_heads, 1)
+        scale = torch.ones(1, config.heads + 2 * config.kv_heads, 1, device=self._device)
         scale[:, : config.heads] = config.head_dim**-0.5
         cos, sin = cos * scale, sin * scale
         cos[:, -config.kv_heads :], sin[:, -config.kv_heads :] = 1.0, 0.0
@@ -131,23 +139,25 @@ class Attention:
 
     def _decode(self, singles: Sequence[tuple[Segment, int]]) -> _DecodeRun:
         kv_heads, count = self._config.kv_heads, len(singles)
-        positions = torch.tensor([segment.position for segment, _ in singles])
-        num_positions = _whole_blocks(int(positions.max()) + 1)
-        mask = _causal_mask(positions, num_positions)
+        positions = [segment.position for segment, _ in singles]
+        num_positions = _whole_blocks(max(positions) + 1)
+        mask = _causal_mask(torch.tensor(positions, device=self._device), num_positions)
         mask = mask[:, None].expand(count, kv_heads, num_positions).reshape(count * kv_heads, 1, num_positions)
         slot = singles[0][0].slot
-        queries = torch.zeros(count * kv_heads, max(MIN_ROWS, self._group), self._config.head_dim)
-        rows = torch.tensor([row for _, row in singles])
+        shape = (count * kv_heads, max(MIN_ROWS, self._group), self._config.head_dim)
+        queries = torch.zeros(shape, device=self._device)
+        rows = torch.tensor([row for _, row in singles], device=self._device)
         return _DecodeRun(rows, slice(slot, slot + count), num_positions, mask, queries)
 
     def _prefill(self, segment: Segment, first_row: int, start: int) -> _PrefillBlock:
         count = min(QUERY_BLOCK, segment.rows - start)
         position = segment.position + start
         num_positions = _whole_blocks(position + count)
-        mask = _causal_mask(torch.arange(position, position + count), num_positions).repeat(self._group, 1)
+        own = torch.arange(position, position + count, device=self._device)
+        mask = _causal_mask(own, num_positions).repeat(self._group, 1)
         missing = MIN_ROWS - mask.shape[0]
         if missing > 0:
-            mask = torch.cat([mask, torch.zeros(missing, num_positions)])
+            mask = functional.pad(mask, (0, 0, 0, missing))
         rows = slice(first_row + start, first_row + start + count)
         return _PrefillBlock(rows, segment.slot, num_positions, mask[None])
 
@@ -167,7 +177,7 @@ class Attention:
         turned = torch.roll(wide, head_dim // 2, -1).mul_(self._sin)
         rotated = (wide * self._cos).add_(turned)
         self._write(rotated[:, heads:].view(-1, 2, kv_heads, head_dim), kv)
-        out = torch.empty(rotated.shape[0], heads, head_dim)
+        out = torch.empty(rotated.shape[0], heads, head_dim, device=self._device)
         for run in self._decodes:
             out[run.rows] = self._attend_decodes(run, rotated, kv)
         for block in self._prefills:
@@ -190,7 +200,7 @@ class Attention:
         keys, values = (
             kv[index, run.slots].view(count * config.kv_heads, -1, head_dim)[:, : run.num_positions] for index in (0, 1)
         )
-        return _core(run.queries, keys, values, run.mask)[:, :group].reshape(count, config.heads, head_dim)
+        return attend(run.queries, keys, values, run.mask)[:, :group].reshape(count, config.heads, head_dim)
 
     def _attend_prefill(self, block: _PrefillBlock, rotated: Tensor, kv: Tensor) -> Tensor:
         config, group = self._config, self._group
@@ -201,11 +211,11 @@ class Attention:
         if missing > 0:
             queries = functional.pad(queries, (0, 0, 0, missing))
         keys, values = (kv[index, block.slot, :, : block.num_positions] for index in (0, 1))
-        out = _core(queries, keys, values, block.mask)[:, : group * count]
+        out = attend(queries, keys, values, block.mask)[:, : group * count]
         return out.view(config.kv_heads, group, count, head_dim).permute(2, 0, 1, 3).reshape(count, -1, head_dim)
 
 
-def _core(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """softmax(Q · Kᵀ + mask) · V for ``queries [b, rows, d]`` and ``keys, values [b, n, d]``; n is whole blocks."""
     weights = torch.softmax(torch.bmm(queries, keys.transpose(1, 2)).add_(mask), -1)
     total = torch.bmm(weights[:, :, :KV_BLOCK], values[:, :KV_BLOCK])
@@ -220,8 +230,8 @@ def _whole_blocks(positions: int) -> int:
 
 def _causal_mask(positions: Tensor, num_positions: int) -> Tensor:
     """[len(positions), num_positions]: 0 up to a row's own position, −inf behind it."""
-    behind = torch.arange(num_positions)[None] > positions[:, None]
-    return torch.zeros(behind.shape).masked_fill_(behind, float("-inf"))
+    behind = torch.arange(num_positions, device=positions.device)[None] > positions[:, None]
+    return torch.zeros(behind.shape, device=positions.device).masked_fill_(behind, float("-inf"))
 
 
 def rope_tables(config: ModelConfig, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,9 @@
-"""The torch engine for llama models: a range of layers on the CPU, bit-identical over batches, chunks, threads and splits."""
+"""The torch engine for llama models: a range of layers on one device.
+
+On the CPU its rows have the same bits in any batch, chunk, thread count and split. On CUDA and MPS the same code runs on the
+library's products, whose order of additions may follow the batch. KV is an arena of slots, one for each session at its longest; there
+is no prefix cache, and nobody is evicted.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +22,15 @@ from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE
 from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import Recipe
-from tessella_p2p.stages.engine import Sampled, SessionKey, StepAnswer, StepInput, StepOutput, check_body
+from tessella_p2p.stages.engine import KvUse, Sampled, SessionKey, StepAnswer, StepInput, StepOutput, check_body
 from tessella_p2p.stages.sessions import OpenSession, SessionTable
-from tessella_p2p.stages.torch_attention import Attention, KvArena, Segment, rope_tables
+from tessella_p2p.stages.torch_attention import KV_BLOCK, Attention, KvArena, Segment, rope_tables
+from tessella_p2p.stages.torch_device import drift_class, prepare, torch_device
 from tessella_p2p.stages.torch_weights import TORCH_DTYPES, LayerWeights, StageWeights, embed, load_weights
 from tessella_p2p.wire.frames import DType
 
-_BF16_EXPONENT = 0x7F80
+_EXPONENTS = {DType.BF16: 0x7F80, DType.F16: 0x7C00}
+"""The exponent's bits, all set in what is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class TorchEngine:
         recipe: Recipe,
         weights: StageWeights,
         *,
+        device: torch.device,
         threads: int,
         max_sessions: int,
         max_positions: int,
@@ -68,13 +76,24 @@ class TorchEngine:
         self._weights = weights
         self._threads = threads
         self._dtype = TORCH_DTYPES[recipe.activation]
-        self._arena = KvArena(config, len(layers), max_sessions, max_positions)
-        self._rope = rope_tables(config, max_positions)
+        self._device = device
+        self._arena = KvArena(config, len(layers), max_sessions, max_positions, device)
+        cos, sin = rope_tables(config, max_positions)
+        self._rope = cos.to(device), sin.to(device)
         self._sessions = SessionTable(max_sessions, max_positions)
+        self._pages_used = 0
 
     @classmethod
     def load(
-        cls, path: Path, layers: LayerRange, recipe: Recipe, *, threads: int, max_sessions: int, max_positions: int
+        cls,
+        path: Path,
+        layers: LayerRange,
+        recipe: Recipe,
+        *,
+        device: str = "cpu",
+        threads: int,
+        max_sessions: int,
+        max_positions: int,
     ) -> TorchEngine:
         """Read ``layers`` from a GGUF file; see `loading.load_engine`."""
         if threads < 1 or not 1 <= max_sessions <= MAX_SESSIONS_PER_STAGE or max_positions < 1:
@@ -82,6 +101,8 @@ class TorchEngine:
                 f"a stage of {threads} threads, {max_sessions} sessions and {max_positions} positions; at least 1 of each "
                 f"and at most {MAX_SESSIONS_PER_STAGE} sessions are accepted"
             )
+        where = torch_device(recipe, device)
+        prepare(where)
         torch.set_num_threads(threads)
         with GgufFile.open(path) as file, torch.inference_mode():
             config = ModelConfig.from_gguf(file)
@@ -89,12 +110,13 @@ class TorchEngine:
                 raise NotCertified(
                     f"recipe {recipe.name!r} is for {recipe.architecture}, not for {config.architecture}"
                 )
-            weights = load_weights(file, config, layers, recipe)
+            weights = load_weights(file, config, layers, recipe, where)
             return cls(
                 config,
                 layers,
                 recipe,
                 weights,
+                device=where,
                 threads=threads,
                 max_sessions=max_sessions,
                 max_positions=min(max_positions, config.context_length),
@@ -108,7 +130,24 @@ class TorchEngine:
     @property
     def drift_class(self) -> str:
         """See `engine.StageEngine.drift_class`."""
-        return f"{self.recipe.drift_class}@{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}".lower()
+        return self.recipe.published(drift_class(self.recipe, str(self._device)))
+
+    @property
+    def kv(self) -> KvUse:
+        """See `engine.StageEngine.kv`; a page is a block of a session's own slot."""
+        num_pages = self.max_sessions * (self._arena.shape[4] // KV_BLOCK)
+        return KvUse(
+            page_positions=KV_BLOCK,
+            page_bytes=self._arena.memory_bytes // num_pages,
+            pages_total=num_pages,
+            pages_used=self._pages_used,
+        )
+
+    def close(self) -> None:
+        """See `engine.StageEngine.close`."""
+        del self._weights, self._arena, self._rope
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `engine.StageEngine.open_session`."""
@@ -119,6 +158,11 @@ class TorchEngine:
         session = self._sessions.close(key)
         if session is not None:
             self._arena.clear(session.slot, 0, session.written)
+            self._count_pages()
+
+    def _count_pages(self) -> None:
+        """Another thread reads the sum; the sessions are this thread's."""
+        self._pages_used = sum(-(-session.position // KV_BLOCK) for session in self._sessions)
 
     def forward(self, batch: Sequence[StepInput]) -> list[StepAnswer]:
         """See `engine.StageEngine.forward`."""
@@ -135,6 +179,7 @@ class TorchEngine:
                     answers[index] = admitted
             if works:
                 self._answer(works, self._hidden_states(works), answers)
+                self._count_pages()
         return answers
 
     # ---- in ----
@@ -164,8 +209,9 @@ class TorchEngine:
             finite, hidden = bool(np.isfinite(floats).all()), torch.from_numpy(floats)
         else:
             halves = np.frombuffer(step.body, "<u2").astype(np.uint16)
-            finite = not bool(((halves & _BF16_EXPONENT) == _BF16_EXPONENT).any())
-            hidden = torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16)
+            exponent = _EXPONENTS[step.dtype]
+            finite = not bool(((halves & exponent) == exponent).any())
+            hidden = torch.from_numpy(halves.view(np.int16)).view(self._dtype)
         if not finite:
             return InvalidStep(f"hidden states of session {step.session} that are not finite")
         return hidden.view(step.rows, self.hidden_size)
@@ -178,6 +224,7 @@ class TorchEngine:
         for work in works:
             work.session.written = work.step.position + work.step.rows
         x = works[0].hidden if len(works) == 1 else torch.cat([work.hidden for work in works])
+        x = x.to(self._device)
         attention = Attention(self.config, self._rope, segments)
         for weights, kv in zip(self._weights.layers, self._arena.layers, strict=True):
             x = self._layer(weights, kv, x, attention)
@@ -195,8 +242,8 @@ class TorchEngine:
     # ---- out ----
 
     def _answer(self, works: Sequence[_Work], x: Tensor, answers: list[StepAnswer]) -> None:
-        finite = torch.isfinite(x).all(-1).numpy()
-        body = x.view(torch.int16 if x.dtype is torch.bfloat16 else x.dtype).numpy().data.cast("B")
+        finite = torch.isfinite(x).all(-1).cpu().numpy()
+        body = x.view(torch.int16 if x.element_size() == 2 else x.dtype).cpu().numpy().data.cast("B")
         row_bytes = self.hidden_size * x.element_size()
         row = 0
         drawn: list[tuple[_Work, int]] = []
@@ -226,7 +273,7 @@ class TorchEngine:
         """[rows, vocabulary] float32."""
         tail = self._weights.tail
         assert tail is not None
-        return tail.output.apply(self._norm(hidden, tail.norm)).float().numpy()
+        return tail.output.apply(self._norm(hidden, tail.norm)).float().cpu().numpy()
 
     def _draw(self, work: _Work, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Sampled:
         sample = work.step.sample

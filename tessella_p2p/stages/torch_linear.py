@@ -1,13 +1,16 @@
-"""Matrix products whose rows do not depend on how many rows there are (torch, CPU).
+"""Matrix products of the torch engine; on the CPU their rows do not depend on how many rows there are.
 
 Ordinary products choose their kernel, and so the order in which they add, by the number of rows: a token's bits then depend on who
 else was in the batch. These do not:
 
 - float32: oneDNN with packed weights, the inner dimension cut into fixed blocks of at most `MAX_BLOCK` that are added in order;
+- float16 and bfloat16: weights and rows rounded to them, multiplied as float32 (a CPU's own kernels for them are not invariant, or not
+  there), the result rounded again. The weights take four bytes each;
 - int4: ``(q − 8) · scale + zero`` in groups of 32, as stored, on bfloat16 rows;
 - int8: one scale per output, on bfloat16 rows, for what is not stored in four bits.
 
-``tests/stages/test_bit_identity.py`` checks them on the machine that runs it.
+``tests/stages/test_bit_identity.py`` checks them on the machine that runs it. On other devices products are the library's own: nothing
+is promised of their bits but that they add in float32.
 """
 
 from __future__ import annotations
@@ -18,16 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tessella_p2p.base.errors import NotCertified
 from tessella_p2p.model.gguf import GgmlType
 from tessella_p2p.model.recipe import Recipe
-from tessella_p2p.stages.dequantize import Bytes, dequantize, q4_parts
+from tessella_p2p.stages.dequantize import dequantize, q4_parts
+from tessella_p2p.stages.k_quants import Bytes
 
 MAX_BLOCK = 768
 _BLOCK_MULTIPLE = 64
 _GROUP = 32
 _INT4_ROWS_MULTIPLE = 16
+_CPU = torch.device("cpu")
 _FOUR_BITS = frozenset({GgmlType.Q4_0, GgmlType.Q4_1})
 
 
@@ -57,14 +63,21 @@ class Linear:
     memory_bytes: int
 
 
-def build_linear(matrices: Sequence[StoredMatrix], recipe: Recipe) -> Linear:
+_DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def build_linear(matrices: Sequence[StoredMatrix], recipe: Recipe, device: torch.device = _CPU) -> Linear:
     """The product with ``matrices`` below one another, in the arithmetic of ``recipe``.
 
     Raises:
-        NotCertified: this build of torch lacks the kernels.
+        NotCertified: this build of torch lacks the kernels, or a weight is too large for the recipe.
     """
-    if recipe.weight == "f32":
-        return _packed_f32(torch.cat([matrix.dense() for matrix in matrices]))
+    dtype = _DENSE.get(recipe.weight)
+    if dtype is not None:
+        weight = torch.cat([matrix.dense() for matrix in matrices]).to(dtype)
+        if not bool(torch.isfinite(weight).all()):
+            raise NotCertified(f"{matrices[0].name}: a weight is not finite in {recipe.weight}")
+        return _dense_on_cpu(weight) if device.type == "cpu" else _dense_on(weight, device)
     parts: list[Linear] = []
     for matrix_group in _same_form(matrices):
         parts.append(_int4(matrix_group) if _fits_int4(matrix_group) else _int8(matrix_group))
@@ -90,9 +103,21 @@ def _fits_int4(matrices: Sequence[StoredMatrix]) -> bool:
     return all(matrix.kind in _FOUR_BITS for matrix in matrices) and rows % _INT4_ROWS_MULTIPLE == 0
 
 
+def _dense_on(weight: Tensor, device: torch.device) -> Linear:
+    there = weight.to(device)
+    return Linear(lambda x: functional.linear(x, there), there.nbytes)
+
+
+def _dense_on_cpu(weight: Tensor) -> Linear:
+    dtype, wide = weight.dtype, _packed_f32(weight.float())
+    if dtype is torch.float32:
+        return wide
+    return Linear(lambda x: wide.apply(x.float()).to(dtype), wide.memory_bytes)
+
+
 def _packed_f32(weight: Tensor) -> Linear:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        raise NotCertified("the recipe torch-f32 needs a build of torch with oneDNN")
+        raise NotCertified("a dense recipe of torch needs, on the CPU, a build of torch with oneDNN")
     columns = weight.shape[1]
     num_blocks = -(-columns // MAX_BLOCK)
     width = -(-columns // (num_blocks * _BLOCK_MULTIPLE)) * _BLOCK_MULTIPLE

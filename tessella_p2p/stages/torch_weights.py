@@ -16,7 +16,7 @@ from tessella_p2p.stages.dequantize import dequantize
 from tessella_p2p.stages.torch_linear import Linear, StoredMatrix, build_linear
 from tessella_p2p.wire.frames import DType
 
-TORCH_DTYPES = {DType.F32: torch.float32, DType.BF16: torch.bfloat16}
+TORCH_DTYPES = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,17 @@ class StageWeights:
     memory_bytes: int
 
 
-def load_weights(file: GgufFile, config: ModelConfig, layers: LayerRange, recipe: Recipe) -> StageWeights:
-    """Read and pack what ``layers`` needs.
+def load_weights(
+    file: GgufFile, config: ModelConfig, layers: LayerRange, recipe: Recipe, device: torch.device
+) -> StageWeights:
+    """Read what ``layers`` needs, and pack it on ``device``.
 
     Raises:
         ArtifactError: ``layers`` is not a range of the model.
         NotCertified: a tensor that the recipe cannot compute with.
     """
     config.tensor_shapes(layers)
-    reader = _Reader(file, config, recipe)
+    reader = _Reader(file, config, recipe, device)
     blocks = tuple(reader.layer(layer) for layer in layers)
     embedding = reader.matrix(EMBEDDING) if config.is_head(layers) else None
     tail = None
@@ -70,17 +72,18 @@ def load_weights(file: GgufFile, config: ModelConfig, layers: LayerRange, recipe
 def embed(
     embedding: StoredMatrix, token_ids: np.ndarray[tuple[int], np.dtype[np.uint32]], dtype: torch.dtype
 ) -> Tensor:
-    """[rows, hidden] of ``dtype`` for token ids that were checked."""
+    """[rows, hidden] of ``dtype``, on the CPU, for token ids that were checked."""
     return torch.from_numpy(dequantize(embedding.raw[token_ids], embedding.kind)).to(dtype)
 
 
 class _Reader:
     """Reads tensors in the form that the arithmetic wants, and adds up what they take."""
 
-    def __init__(self, file: GgufFile, config: ModelConfig, recipe: Recipe) -> None:
+    def __init__(self, file: GgufFile, config: ModelConfig, recipe: Recipe, device: torch.device) -> None:
         self._file = file
         self._config = config
         self._recipe = recipe
+        self._device = device
         self._dtype = TORCH_DTYPES[recipe.activation]
         self.memory_bytes = 0
 
@@ -108,7 +111,7 @@ class _Reader:
     def norm(self, name: str) -> Tensor:
         info = self._file.tensors[name]
         raw = np.frombuffer(self._file.read(name), np.uint8).reshape(1, -1)
-        weight = torch.from_numpy(dequantize(raw, info.kind)[0]).to(self._dtype)
+        weight = torch.from_numpy(dequantize(raw, info.kind)[0]).to(self._device, self._dtype)
         self.memory_bytes += weight.nbytes
         return weight
 
@@ -116,7 +119,7 @@ class _Reader:
         return self._build(self.matrix(name))
 
     def _build(self, *matrices: StoredMatrix) -> Linear:
-        linear = build_linear(matrices, self._recipe)
+        linear = build_linear(matrices, self._recipe, self._device)
         self.memory_bytes += linear.memory_bytes
         return linear
 

@@ -88,7 +88,7 @@ def test_a_claim_in_gb_is_the_claim_in_mb(whole: int, part: float) -> None:
         (("--vram-gb", "inf"), "--vram-gb inf: a number of GB"),
         (("--vram-gb", "0.1"), "--vram-gb 0.1, in MB = 102: .*256"),
         (("--vram-mb", "much"), "--vram-mb = 'much': .*integer"),
-        (("--recipe", "q"), "--recipe = 'q': .*'torch-f32' or 'torch-int4'"),
+        (("--recipe", "q"), "--recipe = 'q': .*'f32', 'q8_0', .* or 'torch-int4'"),
         (("--bootstrap", "nowhere"), "--bootstrap = 'nowhere': .*no multiaddr"),
         (("--no-allow-private-addrs",), "--allow-private-addrs = False: not supported yet"),
         (("--canary-mode", "echo"), "--canary-mode = 'echo': not supported yet"),

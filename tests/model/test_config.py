@@ -10,8 +10,7 @@ import pytest
 from tessella_p2p.base.errors import ArtifactError, NotCertified
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.model.config import ModelConfig
-from tessella_p2p.model.gguf import GgmlType, GgufFile
-from tessella_p2p.model.recipe import RECIPES, recipe_named
+from tessella_p2p.model.gguf import GgufFile
 from tests.model.tiny_gguf import Stored, build, floats, tiny_llama
 
 
@@ -74,13 +73,6 @@ def test_neutral_values_of_such_settings_are_accepted(tmp_path: Path) -> None:
     assert config_of(tmp_path, *tiny_llama(metadata=neutral)).head_dim == 16
 
 
-def test_an_uncertified_quantisation_is_refused_by_name(tmp_path: Path) -> None:
-    metadata, tensors = tiny_llama()
-    tensors["output.weight"] = Stored((96, 64), GgmlType.Q5_0, bytes(96 * 64 // 32 * 22))
-    with pytest.raises(NotCertified, match=r"'output\.weight' is Q5_0"):
-        config_of(tmp_path, metadata, tensors)
-
-
 @pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_freqs.weight", "blk.3.attn_norm.weight"])
 def test_a_tensor_that_the_architecture_does_not_have_is_refused(tmp_path: Path, name: str) -> None:
     metadata, tensors = tiny_llama()
@@ -117,10 +109,3 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
     del tensors[name]
     with pytest.raises(ArtifactError, match=name.replace(".", r"\.")):
         config_of(tmp_path, metadata, tensors)
-
-
-def test_recipes_are_named_and_an_unknown_one_is_refused() -> None:
-    assert all(recipe_named(name) is recipe and recipe.name == name for name, recipe in RECIPES.items())
-    assert len({recipe.drift_class for recipe in RECIPES.values()}) == len(RECIPES)
-    with pytest.raises(NotCertified, match="'int3'"):
-        recipe_named("int3")

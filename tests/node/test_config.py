@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.node.config import NOT_SUPPORTED, BootstrapConfig, NodeConfig, OrchestratorConfig, load_config
 from tessella_p2p.node.settings import Given, spelling_of, variables_of
 from tessella_p2p.wire.keys import NodeKey
@@ -90,7 +91,7 @@ _words = st.text("abcdefghijklmnop-./_0123456789", min_size=1, max_size=20)
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "vram_mb": st.integers(256, 1 << 20),
     "api_port": st.integers(0, 65_535),
-    "recipe": st.sampled_from(["torch-f32", "torch-int4"]),
+    "recipe": st.sampled_from(sorted(RECIPES)),
     "layers": st.tuples(st.integers(0, 40), st.integers(41, 80)).map(list),
     "threads": st.integers(1, 64),
     "max_input_tokens": st.integers(1, 1 << 20),
@@ -185,7 +186,7 @@ def test_a_token_is_never_shown() -> None:
         ("[worker]\nlayers = [1.5, 3]", r"layers = \[1.5, 3\]: two layer numbers"),
         ('[worker]\napi_host = "localhost.example"', r"api_host = .*does not appear to be an IPv4 or IPv6 address"),
         ("[worker]\napi_port = 70000", r"api_port = 70000: .*less than or equal to 65535"),
-        ('[worker]\nrecipe = "int5"', r"recipe = 'int5': .*'torch-f32' or 'torch-int4'"),
+        ('[worker]\nrecipe = "int5"', r"recipe = 'int5': .*'f32', 'q8_0', .* or 'torch-int4'"),
         ("p2p_inference_timeout_secs = inf", r"p2p_inference_timeout_secs = inf: .*"),
         ("p2p_inference_timeout_secs = 0", r"p2p_inference_timeout_secs = 0: .*greater than 0"),
         ('bootstrap = ["/ip4/203.0.113.7/tcp/9070"]', r"bootstrap = .* has no /p2p/PEER_ID"),
@@ -257,10 +258,8 @@ def test_a_value_is_shown_in_part_only() -> None:
     [
         ("oom_streak", 4),
         ("streak_window_secs", 31),
-        ("device", "cuda"),
         ("public_api_port", 80),
         ("public_api_url", "https://node.example.org"),
-        ("quantization", "Q8_0"),
         ("canary_mode", "echo"),
         ("model_cache_prune", "dry-run"),
         ("registration_grace_secs", 5),
@@ -280,6 +279,40 @@ def test_the_table_of_what_is_not_supported_names_settings_at_their_defaults() -
     assert {name: neutral for name, (neutral, _) in NOT_SUPPORTED.items()} == {
         name: getattr(config, name) for name in NOT_SUPPORTED
     }
+
+
+@pytest.mark.parametrize(
+    ("quantization", "recipe"),
+    [("none", "f32"), ("Q8_0", "q8_0"), ("INT8", "q8_0"), ("Q4_0", "q4_0"), ("INT4", "q4_0")],
+)
+def test_quantization_is_the_manuals_key_for_a_recipe(quantization: str, recipe: str) -> None:
+    assert node_config(TESSELLA_QUANTIZATION=quantization).recipe == recipe
+    assert node_config(TESSELLA_QUANTIZATION=quantization, TESSELLA_RECIPE=recipe).recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({"TESSELLA_QUANTIZATION": "Q8_0", "TESSELLA_RECIPE": "f32"}, "means recipe = 'q8_0', and recipe is 'f32'"),
+        ({"TESSELLA_QUANTIZATION": "Q5_K"}, "TESSELLA_QUANTIZATION = 'Q5_K': .*'Q8_0'"),
+        ({"TESSELLA_DEVICE": "cuda", "TESSELLA_RECIPE": "f32"}, "'f32' is computed on the CPU alone; .*torch-f16"),
+        ({"TESSELLA_DEVICE": "metal", "TESSELLA_QUANTIZATION": "INT4"}, "'q4_0' is computed on the CPU alone"),
+        ({"TESSELLA_DEVICE": "cuda", "TESSELLA_RECIPE": "torch-int4"}, "'torch-int4' is computed on the CPU alone"),
+    ],
+)
+def test_a_recipe_that_quantization_or_device_contradicts_is_refused(variables: dict[str, str], wanted: str) -> None:
+    with pytest.raises(ConfigurationError, match=wanted):
+        load_config(NodeConfig, flags={}, environ={"ORCHESTRATOR_URL": URL, **variables})
+
+
+def test_a_device_has_the_recipes_that_are_computed_on_it() -> None:
+    config = node_config(TESSELLA_DEVICE="cuda", TESSELLA_RECIPE="torch-f16")
+    assert (config.device, config.recipe) == ("cuda", "torch-f16")
+
+
+def test_a_quantization_that_is_no_text_is_refused(toml: Any) -> None:
+    with pytest.raises(ConfigurationError, match="quantization"):
+        node_config(toml('quantization = ["Q8_0"]'))
 
 
 def test_a_private_mesh_lists_peer_ids() -> None:

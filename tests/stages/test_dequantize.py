@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessella_p2p.base.errors import NotCertified
 from tessella_p2p.model.config import CERTIFIED_KINDS
 from tessella_p2p.model.gguf import GgmlType
 from tessella_p2p.stages.dequantize import dequantize, q4_parts
@@ -50,8 +49,3 @@ def test_four_bit_parts_are_the_same_numbers(kind: GgmlType) -> None:
     blocks = q.reshape(-1, 32).astype(np.float64) - 8
     numbers = blocks * scale.reshape(-1, 1).astype(np.float64) + zero.reshape(-1, 1).astype(np.float64)
     assert np.allclose(numbers.reshape(-1), expected, rtol=0, atol=1e-6)
-
-
-def test_an_uncertified_type_is_refused_by_name() -> None:
-    with pytest.raises(NotCertified, match="Q5_K"):
-        dequantize(np.zeros((1, 176), np.uint8), GgmlType.Q5_K)
