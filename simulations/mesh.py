@@ -259,12 +259,18 @@ class SimulatedMesh:
         start = node.starts
 
         async def load(layers: LayerRange) -> StageService:
+            def load_engine() -> ToyEngine:
+                engine = ToyEngine(self.model, layers)
+                return engine if self.watch is None else self.watch.engine(engine, node.peer_id, start)
+
             await trio.sleep(1.0 + node.rng.random())
-            engine = ToyEngine(self.model, layers)
-            if self.watch is not None:
-                engine = self.watch.engine(engine, node.peer_id, start)
             first_s = self.shape.compute_s
-            return StageService(engine, inline=True, compute_s=lambda rows: first_s * (1 + (rows - 1) / 10))
+            return StageService(
+                load_engine(),
+                load=load_engine,
+                inline=True,
+                compute_s=lambda rows: first_s * (1 + (rows - 1) / 10),
+            )
 
         async def write(function: Callable[[], T], /) -> T:
             if node.dead:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from tessella_p2p.base.errors import LocalProtocolError, TessellaError
 from tessella_p2p.bridge.node_view import NodeView
+from tessella_p2p.bridge.stage_view import loop_metrics, stage_metrics
 from tessella_p2p.entry.api import Finished
 
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
@@ -105,3 +106,6 @@ class _NodeCollector(Collector):
         for state in ("open", "pending", "settled", "held", "refused"):
             proofs.add_metric((state,), getattr(status.proofs, state))
         yield proofs
+        if status.stage is not None:
+            yield from stage_metrics(status.stage)
+        yield from loop_metrics(status.event_loop)

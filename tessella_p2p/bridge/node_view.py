@@ -8,8 +8,9 @@ from typing import Any, Literal, Protocol
 
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MICRO_PER_CREDIT
+from tessella_p2p.bridge.stage_view import LoopView, StageView, loop_json, stage_json
 
-PeerStatus = Literal["PendingLoad", "Healthy", "Draining", "Stale", "Offline"]
+PeerStatus = Literal["PendingLoad", "Healthy", "Draining", "Saturated", "Stale", "Offline"]
 """Clients use peers that are Healthy."""
 
 
@@ -25,7 +26,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """The device that computes. ``oom_streak`` counts out-of-memory failures in a row."""
+    """The device that computes. ``oom_streak`` counts the engine's failures within ``streak_window_secs``."""
 
     kind: str
     healthy: bool
@@ -84,6 +85,8 @@ class NodeStatus:
     proofs: ProofCounts = field(default_factory=ProofCounts)
     peer_failures: Mapping[PeerId, int] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    stage: StageView | None = None
+    event_loop: LoopView = field(default_factory=LoopView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,8 @@ def status_json(status: NodeStatus, version: str, models: Sequence[str]) -> dict
             "refused": status.proofs.refused,
         },
         "addresses": list(status.addresses),
+        "stage": stage_json(status.stage) if status.stage is not None else None,
+        "event_loop": loop_json(status.event_loop),
     }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+
 from tessella_p2p.base.errors import Expired, MalformedMessage, NotAuthorized
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import KAD_MAX_VALUE_BYTES, OUTAGE_GRACE_S, RECORD_TTL_S

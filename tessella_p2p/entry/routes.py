@@ -39,7 +39,8 @@ def choose_route(
     """The cheapest chain over ``[0, total_layers)``, or None when there is none.
 
     The cost of a stage is its queue, one for the hop, and its penalty (recent failures); the entry's own stage costs no hop. A
-    saturated stage is the last resort. A peer serves one stage of a route. Ties go to the smaller peer id, so that the choice is a function of its arguments.
+    saturated stage is the last resort. A peer serves one stage of a route. Ties go to the smaller peer id, so that the choice is a
+    function of its arguments.
     """
     serving = sorted((s for s in stages if s.state != "draining"), key=lambda s: (s.layers.start, s.peer_id))
     best: dict[int, tuple[float, tuple[str, ...], tuple[VerifiedStage, ...]]] = {0: (0.0, (), ())}

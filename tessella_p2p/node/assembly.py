@@ -18,6 +18,7 @@ from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.net.network import Network
+from tessella_p2p.node.watchdog import LoopWatchdog
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.envelope import Sequencer
@@ -36,6 +37,7 @@ class Surroundings:
         random_bytes: secrets: session ids and digest keys.
         run_blocking: how the disk is waited for.
         load: loads a range of layers; it must not block the event loop.
+        watchdog: watches the event loop; None under virtual time, where nothing is late.
     """
 
     network: Network
@@ -47,6 +49,7 @@ class Surroundings:
     run_blocking: RunBlocking
     proof_log: ProofLog
     load: Callable[[LayerRange], Awaitable[StageService]]
+    watchdog: LoopWatchdog | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class NodeRoles:
 
     def __init__(self, plan: NodePlan, around: Surroundings) -> None:
         self._network = around.network
+        self.watchdog = around.watchdog
         self.client: OrchestratorClient | None = None
         if plan.orchestrator is not None:
             self.client = OrchestratorClient(
@@ -147,6 +151,8 @@ class NodeRoles:
     async def _run_ground(self, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
+                if self.watchdog is not None:
+                    nursery.start_soon(self.watchdog.run)
                 await nursery.start(self.discovery.run)
                 await nursery.start(self._links.run)
                 task_status.started(scope)

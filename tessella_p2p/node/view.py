@@ -12,7 +12,7 @@ import trio
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import StorageError, TessellaError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE
+from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE, MIB
 from tessella_p2p.bridge.node_view import (
     Assignment,
     Credits,
@@ -23,10 +23,14 @@ from tessella_p2p.bridge.node_view import (
     PeerView,
     ProofCounts,
 )
+from tessella_p2p.bridge.stage_view import LoopView, StageView
+from tessella_p2p.dht.swarm_view import StageStatus
 from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.node.assembly import NodeRoles
+from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire import messages as m
+from tessella_p2p.worker.service import Worker
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +118,7 @@ class LiveNodeView:
         measured = stage.engine.max_positions if stage is not None else facts.context_length
         return NodeStatus(
             peer_id=facts.peer_id,
-            state=worker.state if worker is not None else "entry",
+            state=_state(worker),
             model=facts.model_id,
             layer_ranges=ranges if stage is not None else (),
             assignment=assignment,
@@ -126,7 +130,7 @@ class LiveNodeView:
             hop_timeout_secs=facts.hop_timeout_s,
             max_concurrent_hop_bodies=MAX_SESSIONS_PER_STAGE,
             hop_bodies_in_flight=worker.hops.open_sessions if worker is not None else 0,
-            device=DeviceHealth(kind=facts.device, healthy=True),
+            device=_device(facts.device, stage),
             orchestrator=OrchestratorView(
                 peer_id=facts.orchestrator, reachable=self._roles.discovery.view.orchestrator_reachable
             ),
@@ -134,7 +138,15 @@ class LiveNodeView:
             proofs=self._proofs,
             peer_failures=dict(self._roles.entry.peer_failures),
             addresses=self._roles.addresses,
+            stage=_stage_view(stage) if stage is not None else None,
+            event_loop=self._loop_view(),
         )
+
+    def _loop_view(self) -> LoopView:
+        watchdog = self._roles.watchdog
+        if watchdog is None:
+            return LoopView()
+        return LoopView(watchdog.num_stalls, watchdog.longest_s * 1000, watchdog.total_s * 1000)
 
     def peers(self, model_id: str | None) -> Sequence[PeerView]:
         """The peers of ``model_id``, or of every model."""
@@ -143,9 +155,7 @@ class LiveNodeView:
                 peer_id=seen.stage.peer_id,
                 model_id=seen.stage.model_id,
                 layer_ranges=(seen.stage.layers,),
-                status="Draining"
-                if seen.stage.state == "draining" and seen.liveness == "live"
-                else _STATUS_OF[seen.liveness],
+                status=_peer_status(seen),
                 queue_depth=seen.stage.queue_depth,
                 recipe=seen.stage.recipe,
                 addresses=seen.stage.addresses,
@@ -153,3 +163,39 @@ class LiveNodeView:
             for seen in self._roles.discovery.view.statuses(self._clock.unix_ms())
             if model_id is None or seen.stage.model_id == model_id
         ]
+
+
+def _peer_status(seen: StageStatus) -> PeerStatus:
+    if seen.liveness == "live" and seen.stage.state != "ready":
+        return "Draining" if seen.stage.state == "draining" else "Saturated"
+    return _STATUS_OF[seen.liveness]
+
+
+def _state(worker: Worker | None) -> str:
+    """The node's state; a worker that is ready says what its stage is doing."""
+    if worker is None:
+        return "entry"
+    return worker.stage.state if worker.state == "ready" and worker.stage is not None else worker.state
+
+
+def _device(kind: str, stage: StageService | None) -> DeviceHealth:
+    if stage is None:
+        return DeviceHealth(kind=kind, healthy=True)
+    return DeviceHealth(
+        kind=kind,
+        healthy=stage.accepts,
+        oom_streak=stage.recent_failures,
+        memory_used_mb=stage.memory_bytes // MIB,
+    )
+
+
+def _stage_view(stage: StageService) -> StageView:
+    return StageView(
+        state=stage.state,
+        sessions=stage.num_sessions,
+        waiting=stage.num_waiting,
+        crashes=stage.crashes,
+        recent_failures=stage.recent_failures,
+        memory_bytes=stage.memory_bytes,
+        kv=stage.kv,
+    )

@@ -102,10 +102,3 @@ class InlineRunner:
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: those of its affinity mask, where the system has one."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -14,7 +14,8 @@ from tessella_p2p.base.errors import CacheMiss, InvalidStep, LocalProtocolError,
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import MAX_PREFILL_ROWS_PER_TURN, MAX_QUEUED_STEPS, PREFILL_ROWS_BESIDE_DECODES
 from tessella_p2p.stages.engine import Sampled, StepAnswer, StepInput, StepOutput
-from tessella_p2p.stages.service import StageService, StepResult
+from tessella_p2p.stages.pending import StepResult
+from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
 from tests.stages.stage_runs import GREEDY, alone, first_step, ids_body, key_of, play
