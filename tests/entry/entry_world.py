@@ -14,7 +14,7 @@ from simulations.mesh import MODEL_ID, RECIPE, ROOT, SimulatedClock, ToyCodec
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import HEARTBEAT_S
 from tessella_p2p.dht.service import Discovery
-from tessella_p2p.entry.api import Delta, Finished, GenerateRequest
+from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, TokenScores
 from tessella_p2p.entry.plan import EntryContext
 from tessella_p2p.entry.service import EntryService, ServedModel
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork, constant_latency
@@ -135,6 +135,7 @@ class Asked:
     """A request that runs: its tokens so far, and how it ended."""
 
     token_ids: list[int] = field(default_factory=list)
+    scores: list[TokenScores] = field(default_factory=list)
     finished: Finished | None = None
     error: Exception | None = None
     done: trio.Event = field(default_factory=trio.Event)
@@ -166,12 +167,12 @@ class EntryWorld:
                 if stage.peer.network.alive:
                     self.announce(stage, **changes)
 
-    def ask(self, max_tokens: int, *, pause_s: float = 0.0, prompt: Sequence[int] = PROMPT) -> Asked:
-        """Start a request whose client takes ``pause_s`` over each token."""
+    def ask(self, max_tokens: int, *, pause_s: float = 0.0, prompt: Sequence[int] = PROMPT, **fields: Any) -> Asked:
+        """Start a request whose client takes ``pause_s`` over each token; ``fields`` are how it is sampled."""
         asked = Asked()
 
         async def run() -> None:
-            request = GenerateRequest(model=MODEL_ID, prompt_ids=prompt, max_tokens=max_tokens)
+            request = GenerateRequest(model=MODEL_ID, prompt_ids=prompt, max_tokens=max_tokens, **fields)
             with asked.scope:
                 try:
                     async with self.entry.generate(request) as generation, aclosing(generation.events()) as events:
@@ -179,6 +180,7 @@ class EntryWorld:
                         async for event in events:
                             if isinstance(event, Delta):
                                 asked.token_ids += event.token_ids
+                                asked.scores += event.scores
                             else:
                                 asked.finished = event
                             await trio.sleep(pause_s)

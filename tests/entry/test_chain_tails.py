@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -22,7 +25,7 @@ from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import open_envelope
 from tessella_p2p.wire.frames import DType, Frame, Kind, TraceEntry, encode_frame
 from tests.entry.entry_world import ENTRY_KEY, PROMPT, WHOLE, RawSession, RawStage, entry_world
-from tests.worker.raw_peer import damaged, raw_peer
+from tests.worker.raw_peer import RawStream, damaged, raw_peer
 
 HERE = len(PROMPT)
 
@@ -98,6 +101,126 @@ async def test_a_wrong_token_costs_the_tail_its_session_and_the_client_sees_none
         assert asked.error is None
         assert asked.token_ids == [7, 8, 9]
         assert world.failures() == {liar.peer.peer_id: 1}
+
+
+def scored(*pairs: tuple[int, float]) -> bytes:
+    """The body of a token with logprobs."""
+    return b"".join(struct.pack("<If", *pair) for pair in pairs)
+
+
+HONEST = scored((7, -0.5), (9, -0.25), (7, -0.5))
+WRONG_LOGPROBS: dict[str, bytes] = {
+    "none": (7).to_bytes(4, "little"),
+    "no alternatives": scored((7, -0.5)),
+    "too few alternatives": scored((7, -0.5), (9, -0.25)),
+    "too many alternatives": HONEST + scored((1, -4.0)),
+    "half an alternative": HONEST[:-4],
+    "not a number": scored((7, math.nan), (9, -0.25), (7, -0.5)),
+    "above zero": scored((7, 0.5), (9, -0.25), (7, -0.5)),
+    "infinite": scored((7, -math.inf), (9, -0.25), (7, -0.5)),
+    "an alternative that is not a number": scored((7, -0.5), (9, math.nan), (7, -0.5)),
+    "an alternative above zero": scored((7, -0.5), (9, 0.25), (7, -0.5)),
+    "an alternative out of the vocabulary": scored((7, -0.5), (1024, -0.25), (7, -0.5)),
+    "a token out of the vocabulary": scored((1024, -0.5), (9, -0.25), (7, -0.5)),
+    "one alternative twice": scored((7, -0.5), (9, -0.25), (9, -0.25)),
+    "alternatives out of order": scored((7, -0.5), (7, -0.5), (9, -0.25)),
+    "another logprob for the token than for itself": scored((7, -0.75), (9, -0.25), (7, -0.5)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_LOGPROBS.values(), ids=WRONG_LOGPROBS)
+async def test_wrong_logprobs_cost_the_tail_its_session_and_right_ones_reach_the_client(
+    clock: VirtualClock, wrong: bytes
+) -> None:
+    async with entry_world(clock, [WHOLE, WHOLE]) as world:
+        liar, honest = world.stages
+        asked = world.ask(1, logprobs=True, top_logprobs=2)
+        session = await liar.session()
+        assert (session.body.output, session.body.sampling.num_top) == ("logprobs", 2)
+        await session.known()
+        tokens = await session.open_tokens()
+        await tokens.send(session.token(HERE, 7, body=wrong))
+        await session.closed()
+        again = await honest.session()
+        await again.known()
+        fresh = await again.open_tokens()
+        await fresh.send(again.token(HERE, 7, body=HONEST))
+        await again.closed()
+        signed = await fresh.receive(Kind.RECEIPT)
+        receipt = open_envelope(
+            bytes(signed.body), m.RECEIPT, now_ms=None, audience=honest.peer.peer_id, signer=ENTRY_KEY.peer_id
+        ).message(m.ReceiptBody)
+        ids_alone = hashlib.blake2b((7).to_bytes(4, "little"), key=again.body.digest_key, digest_size=32).digest()
+        assert receipt.digest == ids_alone
+        await asked.done.wait()
+        assert asked.error is None
+        assert asked.token_ids == [7]
+        (told,) = asked.scores
+        assert (told.chosen.token_id, told.chosen.token, told.chosen.logprob) == (7, b"7 ", -0.5)
+        assert [(each.token_id, each.logprob) for each in told.top] == [(9, -0.25), (7, -0.5)]
+        assert world.failures() == {liar.peer.peer_id: 1}
+
+
+async def test_logprobs_that_nobody_asked_for_cost_the_tail_its_session(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(1)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        await tokens.send(session.token(HERE, 7, body=scored((7, -0.5))))
+        await session.closed()
+        assert not asked.token_ids
+        assert world.failures() == {session.stage.peer.peer_id: 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "first", "second"),
+    [
+        ({}, [], []),
+        ({"temperature": 1.0, "logit_bias": ((5, 1.0),)}, [], []),
+        ({"presence_penalty": 0.5}, [], [7, 7]),
+        ({"frequency_penalty": 0.5}, [], [7, 7]),
+        ({"repetition_penalty": 1.1}, [1, 3, 4, 5], [1, 3, 4, 5, 7, 7]),
+    ],
+)
+async def test_each_epoch_tells_the_tail_what_its_penalties_have_to_know_and_no_more(
+    clock: VirtualClock, fields: dict[str, Any], first: list[int], second: list[int]
+) -> None:
+    async with entry_world(clock, [WHOLE, WHOLE]) as world:
+        asked = world.ask(3, **fields)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        await session.answer(tokens, HERE, [7, 7])
+        await session.step()
+        await tokens.send(session.token(HERE + 3, 7))  # too early: the entry looks for another tail
+        again = await world.stages[1].session()
+        assert await again.known() == [*PROMPT, 7, 7]
+        fresh = await again.open_tokens()
+        await again.answer(fresh, HERE + 2, [8])
+        await asked.done.wait()
+        assert asked.token_ids == [7, 7, 8]
+        for body, history, answer in ((session.body, first, 0), (again.body, second, 2)):
+            assert [value for (value,) in struct.iter_unpack("<I", body.history)] == history
+            assert body.history_answer == (answer if second else 0)
+
+
+async def test_each_requester_has_cached_prefixes_of_its_own(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        scopes: list[bytes] = []
+        hop: RawStream | None = None
+        for requester in ("", "Bearer a", "Bearer b", "Bearer a"):
+            asked = world.ask(1, requester=requester)
+            session = await world.stages[0].session(hop)
+            hop = session.hop
+            scopes.append(session.body.cache_scope)
+            await session.known()
+            await session.answer(await session.open_tokens(), HERE, [7])
+            await session.closed()
+            await asked.done.wait()
+        assert all(len(scope) == 32 for scope in scopes)
+        assert scopes[1] == scopes[3]
+        assert len(set(scopes)) == 3
 
 
 async def test_a_stolen_capability_opens_no_token_stream(clock: VirtualClock) -> None:

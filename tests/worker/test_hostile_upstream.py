@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +17,7 @@ from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import decode_message
 from tessella_p2p.wire.frames import DType, Frame, Kind, TraceEntry, encode_frame
-from tests.worker.hostile_mesh import PROMPT, eventually, hostile_mesh, pass_time
+from tests.worker.hostile_mesh import PROMPT, eventually, hostile_mesh, pass_time, token_digest
 from tests.worker.raw_peer import close_frame, damaged, ids_step, raw_peer, rows_step
 
 
@@ -306,3 +308,44 @@ async def test_an_open_is_refused_while_no_stage_is_served(tmp_path: Path, clock
         hop = await mesh.entry.connect(idle.peer_id, mesh.addresses_of(idle))
         await hop.send(mesh.entry.open_frame(mesh.body()))
         assert (await hop.error()).code == "overloaded"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": m.Sampling(logit_bias=((1 << 19, 1.0),))},
+        {"sampling": m.Sampling(repetition_penalty=1.1), "history": b"\xff\xff\xff\x00"},
+        {"sampling": m.Sampling(presence_penalty=1.0), "history": b"\xff" * 8, "history_answer": 2},
+    ],
+    ids=["bias", "prompt", "answer"],
+)
+async def test_tokens_out_of_the_vocabulary_are_refused_by_the_tail_and_no_fault_of_its_neighbour(
+    tmp_path: Path, clock: VirtualClock, changes: dict[str, Any]
+) -> None:
+    async with hostile_mesh(tmp_path, clock) as mesh:
+        hop, body = await mesh.to_head(), mesh.body(**changes)
+        await hop.send(mesh.entry.open_frame(body))
+        said = stated(await hop.receive(Kind.ERROR))
+        assert (said.code, said.fault_of) == ("invalid_request", mesh.entry.peer_id)
+        assert "vocabulary" in said.reason
+        await mesh.is_well()
+
+
+async def test_a_tail_sends_logprobs_where_they_are_asked_for_and_its_receipts_run_over_ids_alone(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    async with hostile_mesh(tmp_path, clock) as mesh:
+        hop, body = await mesh.to_head(), mesh.body(output="logprobs", sampling=m.Sampling(num_top=2))
+        tokens = await mesh.begin(hop, body)
+        frame = await tokens.receive(Kind.TOKEN)
+        scored = list(struct.iter_unpack("<If", frame.body))
+        assert len(scored) == 3
+        assert scored[0] == scored[1], "greedy: the likeliest one"
+        assert scored[0][0] == mesh.expected(1)[0]
+        assert 0.0 >= scored[1][1] >= scored[2][1]
+        await tokens.send(mesh.entry.receipt(body, mesh.tail.peer_id, frame.position, token_digest(mesh.expected(1))))
+        await hop.send(ids_step(body, frame.position, mesh.expected(1), sample=True))
+        again = await tokens.receive(Kind.TOKEN)
+        assert int.from_bytes(again.body[:4], "little") == mesh.expected(2)[1], "the receipt was accepted"
+        await hop.send(close_frame(body))
+        await mesh.is_well()
