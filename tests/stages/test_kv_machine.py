@@ -126,9 +126,10 @@ class KvMachine(RuleBasedStateMachine):
         self._check_victims(evicted, before)
         if len(admitted) == 1 and refused[0]:
             assert not evicted
-        for (sent, fails), error in zip(admitted, refused, strict=True):
+        for (sent, _), error in zip(admitted, refused, strict=True):
             if error is not None:
                 self._check_lack(sent)
+        for (sent, fails), error in zip(admitted, refused, strict=True):
             if error is not None or fails:
                 self.kv.revert(sent.session, sent.hit)
                 assert sent.session.position == sent.position
