@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import CacheMiss, InvalidStep, Overloaded, PromptTooLong, StaleEpoch
 from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.stages.engine import Sampled, StepInput, StepOutput, TokenSampler
+from tessella_p2p.stages.engine import Sampled, StepAnswer, StepInput, StepOutput, TokenSampler
 from tessella_p2p.stages.sampler import Sampler, SamplingParams
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
-from tests.stages.stage_runs import GREEDY, alone, first_step, ids_body, key_of, mixed, play, random_prompts
+from tests.stages.stage_runs import GREEDY, alone, first_step, ids_body, key_of, mixed, play, random_prompts, through
 
 MODEL = ToyModel(layers=6)
 MODEL_LAYERS = LayerRange(0, 6)
@@ -108,3 +108,59 @@ def test_sessions_are_bounded_and_epochs_fenced() -> None:
 def test_layers_that_the_toy_does_not_have_are_our_own_bug() -> None:
     with pytest.raises(ValueError, match="5–7"):
         ToyEngine(MODEL, LayerRange(5, 7))
+
+
+PAGE = 64
+SCOPE = b"a requester"
+
+
+@pytest.mark.parametrize("cut", [0, 3, 6])
+def test_a_cached_prefix_changes_no_token_and_another_scope_has_none(cut: int) -> None:
+    engines = [ToyEngine(MODEL, LayerRange(*pair)) for pair in ((0, cut), (cut, 6)) if pair[0] < pair[1]]
+    prompt = [index % 7 for index in range(2 * PAGE + 5)]
+
+    def token(session: int, token_ids: list[int], scope: bytes) -> StepAnswer:
+        for engine in engines:
+            engine.open_session(key_of(session), 200, scope)
+        (answer,) = through(engines, [first_step(session, token_ids, sample=GREEDY)])
+        for engine in engines:
+            engine.close_session(key_of(session))
+        return answer
+
+    right, longer = token(1, prompt, b""), token(2, [*prompt, 5], b"")
+    assert token(3, prompt, SCOPE) == right
+    assert [engine.kv.prefix_positions_hit for engine in engines] == [0] * len(engines)
+    assert token(4, prompt, SCOPE) == right
+    assert token(5, [*prompt, 5], SCOPE) == longer
+    assert [engine.kv.prefix_positions_hit for engine in engines] == [4 * PAGE] * len(engines)
+    assert token(6, prompt, b"another") == right
+    assert token(7, [9, *prompt[1:]], SCOPE) != right
+    assert [engine.kv.prefix_positions_hit for engine in engines] == [4 * PAGE] * len(engines)
+    assert [engine.kv.pages_used for engine in engines] == [0] * len(engines)
+
+
+def test_an_idle_session_makes_room_and_is_told_so() -> None:
+    clock = [0.0]
+    engine = ToyEngine(MODEL, MODEL_LAYERS, num_pages=2, max_positions=2 * PAGE, now=lambda: clock[0])
+    for session in (1, 2, 3):
+        engine.open_session(key_of(session), PAGE)
+    assert engine.forward([first_step(1, [1]), first_step(2, [1])]) == [None, None]
+    (full,) = engine.forward([first_step(3, [1])])
+    assert isinstance(full, Overloaded)
+    clock[0] = 60.0
+    assert engine.forward([first_step(2, [1], position=1)]) == [None]
+    (room,) = engine.forward([first_step(3, [1, 2, 3, 4], sample=GREEDY)])
+    assert room == Sampled(token_after([1, 2, 3, 4]))
+    (missed,) = engine.forward([first_step(1, [1], position=1)])
+    assert isinstance(missed, CacheMiss)
+    assert (engine.kv.sessions_evicted, engine.kv.pages_used, engine.kv.pages_total) == (1, 2, 2)
+
+
+def test_penalties_and_logprobs_come_from_the_sampler() -> None:
+    best = token_after([1, 2, 3, 4])
+    biased = Sampler(SamplingParams(logit_bias=((best, -100.0),), logprobs=True, num_top=2))
+    (engine,) = chain(0, 6)
+    engine.open_session(key_of(1), 64)
+    (answer,) = engine.forward([first_step(1, [1, 2, 3, 4], sample=biased)])
+    assert isinstance(answer, Sampled)
+    assert [each.token_id for each in answer.top] == [best, answer.token_id]
