@@ -22,7 +22,10 @@ help:  ## Show this list
 setup: $(INSTALLED) model  ## Make .venv with the pinned dependencies, and bring the model
 
 # Whatever set-up prints goes to standard error: `make demo ARGS=--json` has one JSON object on standard output.
-$(INSTALLED): pyproject.toml constraints.txt
+# The native kernels are part of the package, so that they are built with it.
+KERNELS := setup.py $(wildcard tessella_p2p/stages/native/*.[ch])
+
+$(INSTALLED): pyproject.toml constraints.txt $(KERNELS)
 	@.ci/prerequisites '$(PYTHON)' >&2
 	@$(BIN)/python -c '' 2>/dev/null || { echo 'making .venv' >&2; '$(PYTHON)' -m venv --clear .venv >&2; }
 	@echo 'installing what constraints.txt pins (a minute or two)' >&2

@@ -1,0 +1,1 @@
+"""The native kernels: C, in one form of arithmetic for every CPU, and their binding."""
