@@ -26,6 +26,7 @@ from tessella_p2p.bridge.node_view import (
     ProofCounts,
 )
 from tessella_p2p.bridge.server import ServerLimits, serve
+from tessella_p2p.bridge.stage_view import LoopView, StageView
 from tessella_p2p.entry.api import (
     Delta,
     Finished,
@@ -37,6 +38,7 @@ from tessella_p2p.entry.api import (
     ScoredToken,
     TokenScores,
 )
+from tessella_p2p.stages.engine import KvUse
 
 MODEL = "toy"
 MAX_PROMPT_IDS = 128
@@ -164,6 +166,16 @@ class StaticNode:
             credits=Credits(1_500_000, "Standard"),
             proofs=ProofCounts(open=1, pending=2, settled=3, held=4, refused=5),
             peer_failures={PeerId("12D3KooWTail"): 2},
+            stage=StageView(
+                state="ready",
+                sessions=2,
+                waiting={"VIP": 3},
+                crashes=1,
+                recent_failures=1,
+                memory_bytes=1000,
+                kv=KvUse(64, 4096, 32, pages_used=5, pages_cached=6, prefix_positions_hit=128, sessions_evicted=7),
+            ),
+            event_loop=LoopView(stalls=8, longest_ms=90.5, total_ms=500.0),
         )
 
     def peers(self, model_id: str | None) -> Sequence[PeerView]:

@@ -51,6 +51,24 @@ async def test_status_has_every_field_of_the_contract() -> None:
         "credits": {"credits": 1.5, "micro_credits": 1_500_000, "tier": "Standard"},
         "proofs": {"open": 1, "pending": 2, "settled": 3, "held": 4, "refused": 5},
         "addresses": [],
+        "stage": {
+            "state": "ready",
+            "sessions": 2,
+            "waiting": {"VIP": 3, "Standard": 0, "Leech": 0},
+            "crashes": 1,
+            "recent_failures": 1,
+            "memory_bytes": 1000,
+            "kv": {
+                "page_positions": 64,
+                "page_bytes": 4096,
+                "pages_total": 32,
+                "pages_used": 5,
+                "pages_cached": 6,
+                "prefix_positions_hit": 128,
+                "sessions_evicted": 7,
+            },
+        },
+        "event_loop": {"stalls": 8, "longest_ms": 90.5, "total_ms": 500.0},
     }
 
 
@@ -103,6 +121,13 @@ async def test_metrics_count_what_was_answered_and_show_the_node() -> None:
     assert samples["tessella_generations_total", "model_not_found"] == 1
     assert samples["tessella_generations_total", "no_route"] == 1
     assert samples["tessella_generations_in_flight",] == 0
+    assert samples["tessella_steps_waiting", "VIP"] == 3
+    assert samples["tessella_steps_waiting", "Leech"] == 0
+    assert samples["tessella_stage_state", "ready"] == 1
+    assert samples["tessella_stage_state", "saturated"] == 0
+    assert [samples["tessella_kv_pages", use] for use in ("total", "used", "cached")] == [32, 5, 6]
+    assert samples["tessella_sessions_evicted_total",] == 7
+    assert samples["tessella_loop_stall_seconds_total",] == 0.5
     assert samples["tessella_tokens_total", "answer"] == 9
     assert samples["tessella_queue_depth",] == 3
     assert samples["tessella_peer_failures_total",] == 2

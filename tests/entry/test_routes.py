@@ -75,5 +75,15 @@ def test_a_draining_stage_is_not_used_and_its_layers_are_named() -> None:
     assert "3–6" in str(error)
 
 
+def test_a_saturated_stage_is_used_only_where_nobody_else_has_its_layers() -> None:
+    stages = [stage(0, 0, 3), stage(1, 3, 6, state="saturated"), stage(2, 3, 6, queue=1000)]
+    others = choose_route(stages, TOTAL, {PEERS[2]: 1000.0}, PeerId("self"))
+    assert others is not None
+    assert [each.peer_id for each in others.stages] == [PEERS[0], PEERS[2]]
+    alone = choose_route(stages[:2], TOTAL, {}, PeerId("self"))
+    assert alone is not None
+    assert [each.peer_id for each in alone.stages] == [PEERS[0], PEERS[1]]
+
+
 def test_overlapping_ranges_that_do_not_join_are_no_route() -> None:
     assert choose_route([stage(0, 0, 4), stage(1, 3, 6)], TOTAL, {}, PeerId("self")) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -256,8 +257,6 @@ def test_a_value_is_shown_in_part_only() -> None:
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        ("oom_streak", 4),
-        ("streak_window_secs", 31),
         ("public_api_port", 80),
         ("public_api_url", "https://node.example.org"),
         ("canary_mode", "echo"),
@@ -320,3 +319,30 @@ def test_a_private_mesh_lists_peer_ids() -> None:
     assert config.allow == (PEER,)
     with pytest.raises(ConfigurationError, match="TESSELLA_ALLOW"):
         load_config(OrchestratorConfig, flags={}, environ={"TESSELLA_ALLOW": "everybody"})
+
+
+def test_threads_are_one_for_each_core_of_the_node_unless_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7}, raising=False)
+    assert node_config(flags={"recipe": "f32"}).compute_threads == 4
+    assert node_config(flags={"recipe": "f32", "cpus": "0,1,2"}).compute_threads == 3
+    assert node_config(flags={"recipe": "f32", "cpus": "0,1,2", "threads": 1}).compute_threads == 1
+    assert node_config(flags={"recipe": "torch-f32"}).compute_threads == 2
+    assert node_config(TESSELLA_CPUS="4,5").cpus == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cpus", "-1"),
+        ("cpus", "a"),
+        ("cpus", "0.5"),
+        ("sleep_after_secs", "-1"),
+        ("sleep_after_secs", "inf"),
+        ("sleep_after_secs", "nan"),
+        ("oom_streak", "0"),
+        ("streak_window_secs", "0"),
+    ],
+)
+def test_rules_of_a_stage_that_make_no_sense_are_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--{name}"):
+        node_config(flags={name: value})

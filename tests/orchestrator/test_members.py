@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tessella_p2p.base.errors import (
     ClaimTooSmall,
@@ -27,6 +28,7 @@ from tessella_p2p.orchestrator.member import (
     TopologyChanged,
 )
 from tessella_p2p.orchestrator.members import Members
+from tessella_p2p.orchestrator.terms import ServedModel
 from tessella_p2p.wire.messages import Acknowledged, Announce, Assigned, Deregister, Ready
 from tests.orchestrator.paper_workers import (
     MODEL,
@@ -35,6 +37,7 @@ from tests.orchestrator.paper_workers import (
     ORCHESTRATOR,
     RECIPE,
     ROOT,
+    TERMS,
     PaperWorker,
     answer_in,
     key_of,
@@ -140,6 +143,31 @@ def test_a_manifest_or_recipe_that_is_not_served_is_refused() -> None:
         worker.register(recipe="int4")
 
 
+def test_drift_classes_of_a_recipe_are_meshes_of_their_own_under_the_same_terms() -> None:
+    """Two machines whose bits may differ never share a chain: each class gets the whole model."""
+    model = ServedModel(MODEL_ID, ROOT, bytes(range(32, 64)), 30, {("torch-f32", "*"): TERMS})
+    members = Members(ORCHESTRATOR, [model])
+    one, other = PaperWorker(members, "one"), PaperWorker(members, "other")
+    one.register(recipe="torch-f32@2.13.0-avx2-00000001", layers=(0, 20))
+    other.register(recipe="torch-f32@2.13.0-avx512-00000002")
+    assert (one.layers, other.layers) == (LayerRange(0, 20), LayerRange(0, 30))
+    assert lease_of(one.lease).recipe == "torch-f32@2.13.0-avx2-00000001"
+    _report_ready(one, "torch-f32@2.13.0-avx2-00000001")
+    assert members.coverage(ROOT, "torch-f32").covered == (LayerRange(0, 20),)
+    _report_ready(other, "torch-f32@2.13.0-avx512-00000002")
+    assert members.coverage(ROOT, "torch-f32").health == "healthy"
+    assert members.coverage(ROOT, "torch-f32@2.13.0-avx2-00000001").health == "incomplete"
+    for refused in ("torch-f32@", "torch-f32@A b", "torch-f32@" + "a" * 80, "torch-f16@2.13.0-avx2-00000001"):
+        with pytest.raises((UnknownModel, ValidationError)):
+            PaperWorker(members, "third").register(recipe=refused)
+
+
+def _report_ready(worker: PaperWorker, recipe: str) -> None:
+    worker.sequence += 1
+    record = stage_record(worker.key, worker.lease, sequence=worker.sequence, recipe=recipe)
+    worker.members.handle(Loaded(worker.peer, Ready(serial=worker.serial, record=record)), NOW)
+
+
 def test_a_claim_that_is_too_small_changes_nothing() -> None:
     members = Members(ORCHESTRATOR, [MODEL])
     with pytest.raises(ClaimTooSmall):
@@ -228,13 +256,15 @@ def test_a_draining_worker_is_not_listed() -> None:
     assert state_of(members, worker) is MemberState.HEALTHY
 
 
-def test_load_is_kept() -> None:
+def test_a_saturated_worker_keeps_its_range_and_is_listed_with_the_record_that_says_so() -> None:
     members, (worker,) = mesh(1)
     worker.announce(state="saturated")
     member = members.get(worker.peer)
     assert member is not None
     assert member.queue_depth == 3
     assert member.state is MemberState.HEALTHY
+    assert members.listed(ROOT, NOW) == (member.record,)
+    assert not members.coverage(ROOT, member.recipe).holes
 
 
 def test_a_record_that_is_over_is_not_listed() -> None:

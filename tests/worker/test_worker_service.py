@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +11,21 @@ import pytest
 import trio
 
 from simulations.mesh import MODEL_ID, ROOT, MeshShape, SimulatedMesh, SimulatedNode, simulate
-from tessella_p2p.base.errors import ArtifactError
-from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.errors import ArtifactError, CacheMiss
+from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.base.limits import RECORD_TTL_S
+from tessella_p2p.dht.stage_records import signed_stage
 from tessella_p2p.entry.api import Delta, GenerateRequest
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.net.memory import MemoryNetwork
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.node.assembly import NodeRoles
 from tessella_p2p.orchestrator.member import MemberState
+from tessella_p2p.stages.engine import SessionKey, StepAnswer, StepInput
 from tessella_p2p.stages.service import StageService
+from tessella_p2p.stages.toy import ToyEngine
 from tessella_p2p.wire import messages as m
+from tessella_p2p.wire.frames import DType
 from tessella_p2p.worker.service import Worker
 from tests.worker.hostile_mesh import PROMPT, eventually, pass_time
 
@@ -62,6 +66,71 @@ async def node_that_loads_with(mesh: SimulatedMesh, wrap: Callable[[Load], Load]
             yield roles
             nursery.cancel_scope.cancel()
     log.close()
+
+
+class FailingEngine(ToyEngine):
+    """A toy that runs out of memory at every forward of one session."""
+
+    def forward(self, batch: Sequence[StepInput]) -> list[StepAnswer]:
+        """Raises `MemoryError`."""
+        if any(step.session == _HOSTILE for step in batch):
+            raise MemoryError
+        return super().forward(batch)
+
+
+_HOSTILE = SessionKey(SessionId(bytes(16)), 0)
+
+
+async def test_a_saturated_stage_says_so_to_the_mesh_gets_no_route_and_recovers(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    async with running(tmp_path, clock) as mesh:
+
+        def failing(_: Load) -> Load:
+            async def attempt(layers: LayerRange) -> StageService:
+                def load() -> ToyEngine:
+                    return FailingEngine(mesh.model, layers)
+
+                return StageService(load(), load=load, inline=True)
+
+            return attempt
+
+        async with node_that_loads_with(mesh, failing) as roles:
+            worker = roles.worker
+            assert worker is not None
+            await eventually(lambda: worker.state == "ready")
+            stage, peer = worker.stage, worker._context.key.peer_id
+            assert stage is not None
+            await pass_time(10.0)
+
+            def states() -> set[str]:
+                views = [node.roles.discovery.view for node in mesh.nodes if node.roles is not None]
+                seen = [view.stage_of(peer, mesh.date().unix_ms()) for view in views]
+                return {each.state for each in seen if each is not None}
+
+            assert states() == {"ready"}
+            for _ in range(3):
+                await stage.open(_HOSTILE, 8)
+                body = bytes(4) if stage.engine.is_head else bytes(4 * stage.engine.hidden_size)
+                dtype = DType.U32 if stage.engine.is_head else stage.engine.wire_dtype
+                result = await stage.step(StepInput(_HOSTILE, 0, 1, dtype, body))
+                assert isinstance(result.output, CacheMiss)
+            assert not stage.accepts
+            await eventually(lambda: states() == {"saturated"}, timeout_s=3.0)
+            orchestrator = mesh.orchestrator
+            assert orchestrator is not None
+
+            def told() -> tuple[MemberState, str]:
+                member = next(each for each in orchestrator.members() if each.peer_id == peer)
+                assert member.record is not None
+                return member.state, signed_stage(member.record).record.state
+
+            await eventually(lambda: told() == (MemberState.HEALTHY, "saturated"), timeout_s=1.0)
+            for node in mesh.nodes[:3]:
+                assert len((await mesh.ask(node, PROMPT, 5)).token_ids) == 5
+            assert worker.hops.sessions_served == 0
+            await eventually(lambda: states() == {"ready"}, timeout_s=40.0)
+            assert stage.accepts
 
 
 @pytest.mark.parametrize("error", [ArtifactError("a tensor is damaged"), MemoryError(), RuntimeError("native code")])
