@@ -9,7 +9,7 @@ import click
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.models import models_dir_option
 from tessella_p2p.cli.options import ClientOptions, DemoOptions
-from tessella_p2p.model.recipe import DEFAULT_RECIPE
+from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES
 from tessella_p2p.weights.catalog import SMOLLM2_135M_INSTRUCT
 from tessella_p2p.weights.store import default_models_dir, resolve
 
@@ -26,10 +26,10 @@ _MAX_WORKERS = 64
 @click.option("--workers", type=click.IntRange(1, _MAX_WORKERS), default=3, show_default=True, metavar="N")
 @click.option(
     "--recipe",
-    type=click.Choice(["torch-f32", "torch-int4"]),
+    type=click.Choice(list(RECIPES)),
     default=DEFAULT_RECIPE,
     show_default=True,
-    help="torch-f32 is exact, torch-int4 is fast.",
+    help="f32 keeps the weights as stored; q8_0 and q4_0 quantise them.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0.0, 2.0), default=0.0, show_default=True, help="0 is greedy.")

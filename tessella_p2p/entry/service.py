@@ -34,7 +34,7 @@ from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.model.coverage import walk
-from tessella_p2p.model.recipe import base_name
+from tessella_p2p.model.recipe import by_preference
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import open_envelope
@@ -154,9 +154,9 @@ class EntryService:
         )
 
     def _published(self) -> list[str]:
-        """Names under which the model's recipes are served now: by recipe in the order of preference, then by drift class."""
+        """Names under which the model's recipes are served now."""
         seen = self._discovery.view.recipes(self._model.manifest_root, self._context.clock.unix_ms())
-        return [name for recipe in self._model.recipes for name in seen if base_name(name) == recipe]
+        return by_preference(self._model.recipes, seen)
 
     def _longest_route(self) -> Route:
         """The route that holds the most positions. Raises `NoRoute`."""

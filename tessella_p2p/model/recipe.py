@@ -10,7 +10,7 @@ compare published names; what a recipe costs depends on the part before the ``@`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
@@ -140,3 +140,9 @@ def base_name(published: str) -> str:
     if (recipe is not None and recipe.has_one_class) or not _CLASS.fullmatch(drift_class):
         return published
     return name
+
+
+def by_preference(recipes: Iterable[str], published: Iterable[str]) -> list[str]:
+    """Those of ``published`` that are of ``recipes``: in their order, then by drift class. A route is of one of them."""
+    seen = sorted(set(published))
+    return [name for recipe in recipes for name in seen if base_name(name) == recipe]

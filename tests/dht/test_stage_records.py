@@ -177,6 +177,16 @@ def test_coverage_counts_ready_live_stages_of_one_recipe() -> None:
     assert view.coverage(ROOT, "f32", 30, START_MS).health == "healthy"
 
 
+def test_a_view_lists_the_recipes_that_are_served() -> None:
+    view = SwarmView(PINS)
+    view.observe(make_record(node_key(1), recipe="torch-f32@b"), "dht", START_MS)
+    view.observe(make_record(node_key(2), recipe="f32"), "dht", START_MS)
+    view.observe(make_record(node_key(3), recipe="torch-f32@a", state="draining"), "dht", START_MS)
+    view.observe(make_record(node_key(4), recipe="torch-f32@b"), "dht", START_MS)
+    assert view.recipes(ROOT, START_MS) == ("f32", "torch-f32@b")
+    assert view.recipes(bytes(32), START_MS) == ()
+
+
 def test_a_full_view_refuses_newcomers_while_everybody_lives_and_forgets_the_dead_first() -> None:
     view = SwarmView(PINS, max_records=3)
     for number in (1, 2, 3):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import NotCertified
 from tessella_p2p.base.limits import MAX_DRIFT_CLASS_CHARS
-from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES, RecipeName, base_name, recipe_named
+from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES, RecipeName, base_name, by_preference, recipe_named
 from tessella_p2p.wire.frames import DType
 
 CLASSES = ["2.13.0-avx2-1f0c8a27", "2.13.0+cpu-avx512-00000000", "2.13.0+cu128-cuda-sm90x132-deadbeef", "a"]
@@ -56,6 +56,11 @@ def test_a_native_recipe_with_a_class_is_no_recipe() -> None:
 @given(st.text(max_size=200))
 def test_any_name_has_a_base(name: str) -> None:
     assert name.startswith(base_name(name))
+
+
+def test_published_names_come_in_the_order_of_the_recipes() -> None:
+    seen = ["q8_0", "torch-f32@b", "f32@b", "torch-f32@a", "torch-f32@b", "torch-f32", "other@a", "torch-f32@"]
+    assert by_preference(["torch-f32", "q8_0", "f32"], seen) == ["torch-f32", "torch-f32@a", "torch-f32@b", "q8_0"]
 
 
 def test_four_bits_and_the_native_engine_are_the_cpus() -> None:

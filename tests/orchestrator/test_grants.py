@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from tessella_p2p.base.errors import InvalidRequest, Overloaded, UnknownModel
 from tessella_p2p.base.limits import MICRO_PER_CREDIT
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms, tier_of
+from tessella_p2p.orchestrator.terms import ServedModel
 from tessella_p2p.wire.envelope import open_envelope
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import TICKET, Granted, SessionGrant, Ticket
-from tests.orchestrator.paper_workers import MODEL, MODEL_ID, NOW, ORCHESTRATOR, RECIPE, ROOT, key_of
+from tests.orchestrator.paper_workers import MODEL, MODEL_ID, NOW, ORCHESTRATOR, RECIPE, ROOT, TERMS, key_of
 
 REQUESTER = key_of("requester")
 
@@ -63,6 +64,16 @@ def test_a_ticket_says_who_may_open_what_until_when() -> None:
         settle_before=NOW + hour + 7 * 24 * hour,
     )
     assert granted.tier == "Standard"
+
+
+def test_a_ticket_is_for_one_drift_class_of_a_recipe_that_is_served() -> None:
+    model = ServedModel(MODEL_ID, ROOT, bytes(32), 30, {("torch-f16", "*"): TERMS})
+    granted = ask(Grants(ORCHESTRATOR, [model]), recipe="torch-f16@2.13.0-cuda-sm90x132-00000001")
+    envelope = open_envelope(granted.ticket, TICKET, now_ms=NOW, signer=ORCHESTRATOR.peer_id)
+    assert envelope.message(Ticket).recipe == "torch-f16@2.13.0-cuda-sm90x132-00000001"
+    for refused in ("torch-f16@", "f16", "torch-f32@2.13.0-avx2-00000001"):
+        with pytest.raises(UnknownModel):
+            ask(Grants(ORCHESTRATOR, [model]), recipe=refused)
 
 
 @pytest.mark.parametrize("change", [{"model_id": "other"}, {"manifest_root": bytes(32)}, {"recipe": "int4"}])

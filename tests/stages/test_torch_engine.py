@@ -22,8 +22,9 @@ from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgmlType, GgufFile
 from tessella_p2p.model.recipe import RECIPES
+from tessella_p2p.stages import torch_device, torch_engine, torch_linear
 from tessella_p2p.stages.engine import Sampled, StageEngine, StepInput, StepOutput
-from tessella_p2p.stages.loading import load_engine
+from tessella_p2p.stages.loading import load_engine, published_name
 from tessella_p2p.stages.torch_weights import load_weights
 from tessella_p2p.wire.frames import DType
 from tests.model.tiny_gguf import VOCABULARY, Stored, build, tiny_llama, write_tiny_llama
@@ -57,6 +58,8 @@ def load(request: pytest.FixtureRequest, tmp_path: Path) -> Load:
 def floats(engine: StageEngine, rows: bytes) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     if engine.wire_dtype is DType.F32:
         return np.frombuffer(rows, "<f4").reshape(-1, engine.hidden_size)
+    if engine.wire_dtype is DType.F16:
+        return np.frombuffer(rows, "<f2").astype(np.float32).reshape(-1, engine.hidden_size)
     wide = np.frombuffer(rows, "<u2").astype(np.uint32) << np.uint32(16)
     return wide.view(np.float32).reshape(-1, engine.hidden_size)
 
@@ -65,6 +68,8 @@ def hidden_body(engine: StageEngine, values: np.ndarray[tuple[int, ...], np.dtyp
     """Rows in the engine's wire dtype, rounded towards zero."""
     if engine.wire_dtype is DType.F32:
         return values.astype("<f4").tobytes()
+    if engine.wire_dtype is DType.F16:
+        return values.astype("<f2").tobytes()
     return (values.astype("<f4").view("<u4") >> np.uint32(16)).astype("<u2").tobytes()
 
 
@@ -262,6 +267,104 @@ def test_a_stage_says_what_it_is(load: Load) -> None:
     assert engines[0].max_positions == 256
 
 
+def test_a_stage_says_how_much_of_its_kv_is_used(load: Load) -> None:
+    engine = load(WHOLE)
+    before = engine.kv
+    assert before.pages_total * before.page_bytes == 2 * 3 * 4 * 2 * 256 * 16 * 4
+    assert before.pages_used == 0
+    for session, rows in ((1, 1), (2, before.page_positions + 1)):
+        engine.open_session(key_of(session), 200, b"a scope")
+        engine.forward([first_step(session, [1] * rows)])
+    assert engine.kv.pages_used == 3
+    engine.close_session(key_of(2))
+    assert engine.kv.pages_used == 1
+    engine.close()
+
+
+def test_everything_of_a_step_is_on_the_stages_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's device without data refuses to mix with the CPU, as a GPU does."""
+    meta = torch.device("meta")
+    monkeypatch.setattr(torch_engine, "torch_device", lambda recipe, name: meta)
+    path = write_tiny_llama(tmp_path, matrices=GgmlType.Q4_1)
+    for name in ("torch-f32", "torch-f16", "torch-bf16"):
+        engine = torch_engine.TorchEngine.load(
+            path, WHOLE, RECIPES[name], device="meta", threads=1, max_sessions=4, max_positions=256
+        )
+        works: list[torch_engine._Work] = []
+        with torch.inference_mode():
+            for session, rows in enumerate([120, 1, 1]):
+                engine.open_session(key_of(session), 200)
+                work = engine._admit(session, first_step(session, [1] * rows), works)
+                assert isinstance(work, torch_engine._Work)
+                works.append(work)
+            hidden = engine._hidden_states(works)
+            tail = engine._weights.tail
+            assert tail is not None
+            assert (hidden.device, hidden.shape) == (meta, (122, 64))
+            assert tail.output.apply(engine._norm(hidden, tail.norm)).device == meta
+
+
+def test_a_drift_class_names_the_build_and_what_it_computes() -> None:
+    classes = {name: torch_device.drift_class(RECIPES[name]) for name in TORCH}
+    start = f"{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}-".lower()
+    assert all(drift_class.startswith(start) for drift_class in classes.values())
+    assert len({drift_class.rpartition("-")[2] for drift_class in classes.values()}) == len(TORCH)
+    for name in TORCH:
+        assert published_name(RECIPES[name]) == f"{name}@{classes[name]}"
+        torch_device.drift_class.cache_clear()
+        assert torch_device.drift_class(RECIPES[name]) == classes[name]
+    assert published_name(RECIPES["f32"]) == "f32"
+
+
+def test_the_probe_tells_other_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = RECIPES["torch-f32"]
+    before = torch_device.drift_class(recipe)
+    monkeypatch.setattr(torch_linear, "MAX_BLOCK", 384)  # the same products, added up in another order
+    torch_device.drift_class.cache_clear()
+    assert torch_device.drift_class(recipe) != before
+    torch_device.drift_class.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "device", "error"),
+    [
+        ("torch-f32", "abacus", ConfigurationError),
+        ("torch-f32", "meta", ConfigurationError),
+        ("torch-f32", "cuda:99", ConfigurationError),
+        ("torch-int4", "cuda", NotCertified),
+        ("f32", "cuda", NotCertified),
+    ],
+)
+def test_a_device_that_is_not_there_or_lacks_the_recipe_is_refused(
+    tmp_path: Path, recipe: str, device: str, error: type[Exception]
+) -> None:
+    path = write_tiny_llama(tmp_path)
+    with pytest.raises(error, match=device):
+        load_engine(path, WHOLE, RECIPES[recipe], device=device)
+    with pytest.raises(error, match=device):
+        published_name(RECIPES[recipe], device)
+
+
+def test_a_weight_that_half_precision_cannot_hold_is_refused(tmp_path: Path) -> None:
+    metadata, tensors = tiny_llama()
+    tensors["blk.1.attn_v.weight"] = tiny_floats(np.full((32, 64), 1e6, np.float32))
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(build(metadata, tensors))
+    with pytest.raises(NotCertified, match="f16"):
+        load_engine(path, WHOLE, RECIPES["torch-f16"])
+
+
+@pytest.mark.parametrize(("name", "most"), [("torch-f16", 0.004), ("torch-bf16", 0.03)])
+def test_half_precision_stays_close_to_the_reference(tmp_path: Path, name: str, most: float) -> None:
+    metadata, tensors = tiny_llama(matrices=GgmlType.Q4_1)
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(build(metadata, tensors))
+    engine = load_engine(path, LayerRange(0, 2), RECIPES[name])
+    rows = floats(engine, play([engine], {0: PROMPT}, alone({0: PROMPT}, 37)).rows[0])
+    expected = ReferenceLlama(metadata, tensors).hidden(PROMPT, 2)
+    assert np.sqrt(((rows - expected) ** 2).mean() / (expected**2).mean()) < most
+
+
 def test_the_models_context_bounds_the_positions(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path)
     assert load_engine(path, WHOLE, RECIPES["torch-f32"]).max_positions == 512
@@ -271,9 +374,16 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path)
     with pytest.raises(ArtifactError, match="2–4"):
         load_engine(path, LayerRange(2, 4), RECIPES["torch-f32"])
-    for numbers in ({"threads": 0}, {"max_sessions": 0}, {"max_sessions": 10**6}, {"max_positions": 0}):
+    for threads, sessions, positions in ((0, 1, 1), (1, 0, 1), (1, 10**6, 1), (1, 1, 0)):
         with pytest.raises(ConfigurationError):
-            load_engine(path, WHOLE, RECIPES["torch-f32"], **numbers)
+            load_engine(
+                path,
+                WHOLE,
+                RECIPES["torch-f32"],
+                threads=threads,
+                max_sessions=sessions,
+                max_positions=positions,
+            )
     metadata, tensors = tiny_llama(metadata={"general.architecture": "mamba"})
     path.write_bytes(build(metadata, tensors))
     with pytest.raises(NotCertified, match="mamba"):
