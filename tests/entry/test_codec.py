@@ -51,3 +51,10 @@ async def test_more_tokens_than_the_model_holds_are_refused(artifact: Artifact) 
         await codec.encode_prompt("word " * 400_000)
     with pytest.raises(PromptTooLong):
         await codec.encode_chat([{"role": "user", "content": "word " * 400_000}])
+
+
+def test_the_bytes_of_an_answers_tokens_are_its_text(artifact: Artifact) -> None:
+    codec = ArtifactCodec(artifact, SystemClock())
+    ids = artifact.tokenizer.encode("naïve 🦜", parse_special=False, max_ids=100)
+    assert b"".join(map(codec.token_bytes, ids)).decode() == "naïve 🦜"
+    assert all(codec.token_bytes(token) == b"" for token in codec.end_ids)
