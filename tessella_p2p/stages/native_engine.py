@@ -182,7 +182,9 @@ class NativeEngine:
 
     def close(self) -> None:
         """See `engine.StageEngine.close`."""
-        self._kernels.close()
+        if hasattr(self, "_kernels"):
+            self._kernels.close()
+            del self._kernels, self._weights  # a sleeping stage keeps this object for what it says of itself
         self._arena = np.empty((0, 0), np.float32)
 
     # ---- in ----
@@ -255,13 +257,13 @@ class NativeEngine:
     # ---- out ----
 
     def _answer(self, works: Sequence[_Work], x: Floats, answers: list[StepAnswer]) -> None:
-        finite: npt.NDArray[np.bool_] = np.isfinite(x).all(axis=1)
+        finite = [bool(np.isfinite(x[work.row : work.row + work.rows]).all()) for work in works]
         body = x.reshape(-1).data.cast("B")
         row_bytes = self.hidden_size * self.wire_dtype.size
         drawn: list[_Work] = []
-        for work in works:
+        for work, is_finite in zip(works, finite, strict=True):
             end = work.row + work.rows
-            if not finite[work.row : end].all():
+            if not is_finite:
                 answers[work.index] = self._overflowed(work)
             elif not self.is_tail:
                 outputs = body[work.row * row_bytes : end * row_bytes]

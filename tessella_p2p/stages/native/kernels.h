@@ -40,54 +40,57 @@ INLINE V(f) V(exp)(V(f) x) {
 
 /* ---- products ---- */
 
-/* c[rows][16] (+)= a · b[k][16], for up to TILE_ROWS rows; a[r][i] stands at r · row + i · step. `first`: c begins at 0 instead of
-   going on. */
-INLINE void V(tile_of)(const int rows, int k, const float *a, size_t row, size_t step, const float *b, size_t ldb, float *c,
-                       size_t ldc, int first) {
-    V(f) acc[TILE_ROWS][2];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        acc[r][0] = first ? V(set)(0.0f) : V(load)(c + r * ldc);
-        acc[r][1] = first ? V(set)(0.0f) : V(load)(c + r * ldc + 8);
-    }
+/* c[rows][8 · groups] (+)= a · b[k][8 · groups], with rows · groups accumulators in registers; a[r][i] stands at r · row + i · step.
+   `first`: c begins at 0 instead of going on. */
+INLINE void V(tile_of)(const int rows, const int groups, int k, const float *a, size_t row, size_t step, const float *b, size_t ldb,
+                       float *c, size_t ldc, int first) {
+    V(f) acc[TILE_ROWS][4];
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < groups; g++) acc[r][g] = first ? V(set)(0.0f) : V(load)(c + r * ldc + g * 8);
     for (int i = 0; i < k; i++, a += step, b += ldb) {
-        V(f) b0 = V(load)(b), b1 = V(load)(b + 8);
+        V(f) at[4];
+        for (int g = 0; g < groups; g++) at[g] = V(load)(b + g * 8);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             V(f) s = V(set)(a[r * row]);
-            acc[r][0] = V(fma)(s, b0, acc[r][0]);
-            acc[r][1] = V(fma)(s, b1, acc[r][1]);
+            for (int g = 0; g < groups; g++) acc[r][g] = V(fma)(s, at[g], acc[r][g]);
         }
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        V(store)(c + r * ldc, acc[r][0]);
-        V(store)(c + r * ldc + 8, acc[r][1]);
-    }
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < groups; g++) V(store)(c + r * ldc + g * 8, acc[r][g]);
 }
 
-/* The same for any number of rows [rows][k]. */
-TARGET static void V(tiles)(int rows, int k, const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, int first) {
-    for (; rows >= 6; rows -= 6, a += 6 * lda, c += 6 * ldc) V(tile_of)(6, k, a, lda, 1, b, ldb, c, ldc, first);
-    switch (rows) {
-    case 5: V(tile_of)(5, k, a, lda, 1, b, ldb, c, ldc, first); break;
-    case 4: V(tile_of)(4, k, a, lda, 1, b, ldb, c, ldc, first); break;
-    case 3: V(tile_of)(3, k, a, lda, 1, b, ldb, c, ldc, first); break;
-    case 2: V(tile_of)(2, k, a, lda, 1, b, ldb, c, ldc, first); break;
-    case 1: V(tile_of)(1, k, a, lda, 1, b, ldb, c, ldc, first); break;
-    default: break;
+/* The same for any number of rows [rows][k], and `columns`, a multiple of 16. */
+TARGET static void V(tiles)(int rows, int columns, int k, const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc,
+                            int first) {
+    for (; rows > 0; rows -= 6, a += 6 * lda, c += 6 * ldc) {
+        int column = 0;
+        if (rows <= 3) /* as many chains at a time as with six rows */
+            for (; column + 32 <= columns; column += 32) switch (rows) {
+                case 3: V(tile_of)(3, 4, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+                case 2: V(tile_of)(2, 4, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+                default: V(tile_of)(1, 4, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+                }
+        for (; column < columns; column += 16) switch (rows) {
+            case 5: V(tile_of)(5, 2, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+            case 4: V(tile_of)(4, 2, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+            case 3: V(tile_of)(3, 2, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+            case 2: V(tile_of)(2, 2, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+            case 1: V(tile_of)(1, 2, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+            default: V(tile_of)(6, 2, k, a, lda, 1, b + column, ldb, c + column, ldc, first); break;
+            }
     }
 }
 
 /* The same for one tile whose rows are interleaved, [k][rows]. */
 TARGET static void V(tile)(int rows, int k, const float *a, const float *b, float *c, size_t ldc, int first) {
     switch (rows) {
-    case 6: V(tile_of)(6, k, a, 1, 6, b, 16, c, ldc, first); break;
-    case 5: V(tile_of)(5, k, a, 1, 5, b, 16, c, ldc, first); break;
-    case 4: V(tile_of)(4, k, a, 1, 4, b, 16, c, ldc, first); break;
-    case 3: V(tile_of)(3, k, a, 1, 3, b, 16, c, ldc, first); break;
-    case 2: V(tile_of)(2, k, a, 1, 2, b, 16, c, ldc, first); break;
-    default: V(tile_of)(1, k, a, 1, 1, b, 16, c, ldc, first); break;
+    case 6: V(tile_of)(6, 2, k, a, 1, 6, b, 16, c, ldc, first); break;
+    case 5: V(tile_of)(5, 2, k, a, 1, 5, b, 16, c, ldc, first); break;
+    case 4: V(tile_of)(4, 2, k, a, 1, 4, b, 16, c, ldc, first); break;
+    case 3: V(tile_of)(3, 2, k, a, 1, 3, b, 16, c, ldc, first); break;
+    case 2: V(tile_of)(2, 2, k, a, 1, 2, b, 16, c, ldc, first); break;
+    default: V(tile_of)(1, 2, k, a, 1, 1, b, 16, c, ldc, first); break;
     }
 }
 
@@ -282,9 +285,13 @@ TARGET static void V(rotate)(int head_dim, const float *x, const float *cosines,
 
 /* Turn scores[0, count) into weights exp(score − largest) and zeros up to `padded` (a multiple of 8); returns the weights' sum. */
 TARGET static float V(softmax)(float *scores, int count, int padded) {
-    float most = scores[0];
-    for (int i = 1; i < count; i++) most = scores[i] > most ? scores[i] : most;
+    float lanes[8];
     for (int i = count; i < padded; i++) scores[i] = -INFINITY;
+    V(f) largest = V(load)(scores);
+    for (int i = 8; i < padded; i += 8) largest = V(max)(largest, V(load)(scores + i));
+    V(store)(lanes, largest);
+    float most = lanes[0];
+    for (int i = 1; i < 8; i++) most = lanes[i] > most ? lanes[i] : most;
     V(f) total = V(set)(0.0f);
     for (int i = 0; i < padded; i += 8) {
         V(f) weight = V(exp)(V(add)(V(load)(scores + i), V(set)(-most)));
@@ -304,16 +311,13 @@ TARGET static void V(attend)(int num_queries, int group, int head_dim, int posit
     const int rows = num_queries * group, last = position + num_queries, num_pages = (last + 63) / 64;
     const size_t width = (size_t)num_pages * 64;
     for (int page = 0; page < num_pages; page++)
-        for (int column = 0; column < 64; column += 16)
-            V(tiles)(rows, head_dim, queries, head_dim, pages[page] + column, 64, scores + page * 64 + column, width, 1);
+        V(tiles)(rows, 64, head_dim, queries, head_dim, pages[page], 64, scores + page * 64, width, 1);
     float inverse[QUERY_ROWS];
     for (int r = 0; r < rows; r++)
         inverse[r] = 1.0f / V(softmax)(scores + r * width, position + r / group + 1, (int)width);
     for (int page = 0; page < num_pages; page++) {
         int count = last - page * 64 < 64 ? last - page * 64 : 64;
-        for (int column = 0; column < head_dim; column += 16)
-            V(tiles)(rows, count, scores + page * 64, width, pages[page] + value_offset + column, head_dim, products + column,
-                     head_dim, page == 0);
+        V(tiles)(rows, head_dim, count, scores + page * 64, width, pages[page] + value_offset, head_dim, products, head_dim, page == 0);
     }
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < head_dim; i += 8)
