@@ -9,6 +9,7 @@ Whoever drives it runs one of its coroutines at a time. What blocks, runs on the
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -177,6 +178,7 @@ class EngineLife:
         def close() -> None:
             with suppress(Exception):  # as above
                 engine.close()
+            _return_freed_memory()
 
         with trio.CancelScope(shield=True):
             await runner.run(close, 0)
@@ -188,3 +190,9 @@ class EngineLife:
     def _tell(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
+
+
+def _return_freed_memory() -> None:
+    """Give what was freed back to the system: glibc keeps it for the next engine, which an idle machine has no use for."""
+    with suppress(OSError, AttributeError):  # no glibc: its allocator has ways of its own
+        ctypes.CDLL(None).malloc_trim(0)
