@@ -64,7 +64,10 @@ class OrchestratorView:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One moment of this node. Fields are None where the node has none: an entry without a stage has no hidden size."""
+    """One moment of this node. Fields are None where the node has none: an entry without a stage has no hidden size.
+
+    ``conversions`` names, by the type that a matrix is stored in, the form that a stage keeps it in, where that is another one.
+    """
 
     peer_id: PeerId
     state: str
@@ -85,6 +88,7 @@ class NodeStatus:
     proofs: ProofCounts = field(default_factory=ProofCounts)
     peer_failures: Mapping[PeerId, int] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
+    conversions: Mapping[str, str] = field(default_factory=dict)
     stage: StageView | None = None
     event_loop: LoopView = field(default_factory=LoopView)
 
@@ -134,6 +138,7 @@ def status_json(status: NodeStatus, version: str, models: Sequence[str]) -> dict
         "layer_ranges": _ranges(status.layer_ranges),
         "assignment": _assignment_json(status.assignment),
         "recipe": status.recipe,
+        "conversions": dict(status.conversions),
         "hidden_size": status.hidden_size,
         "queue_depth": status.queue_depth,
         "max_input_tokens": status.max_input_tokens,

@@ -8,6 +8,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import structlog
 import trio
 
 from tessella_p2p.base.clock import SystemClock
@@ -30,10 +31,13 @@ from tessella_p2p.node.standing import come_up, open_network, save_sequences
 from tessella_p2p.node.view import LiveNodeView, NodeFacts
 from tessella_p2p.node.watchdog import LoopWatchdog
 from tessella_p2p.stages.engine_life import StageRules
+from tessella_p2p.stages.quantize import conversions
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.worker.service import Offer
+
+log = structlog.get_logger(__name__)
 
 _HTTP_DRAIN_S = 5.0
 _ENGINE_DEVICE = {"cpu": "cpu", "cuda": "cuda", "metal": "mps"}
@@ -57,7 +61,9 @@ async def run_daemon(config: NodeConfig) -> None:
             ):
                 around = _surroundings(config, key, network, sequencer, proof_log, artifact)
                 roles = NodeRoles(_plan(config, artifact, recipe), around)
-                view = LiveNodeView(_facts(config, key, artifact, recipe), roles, around.clock, proof_log, in_thread)
+                facts = _facts(config, key, artifact, recipe)
+                log.info("recipe", recipe=recipe, conversions=facts.conversions)
+                view = LiveNodeView(facts, roles, around.clock, proof_log, in_thread)
                 drain = trio.Event()
                 url = await nursery.start(
                     partial(serve, create_app(roles.entry, view), config.api_host, config.api_port, drain=drain)
@@ -183,4 +189,5 @@ def _facts(config: NodeConfig, key: NodeKey, artifact: Artifact, recipe: str) ->
         orchestrator=config.orchestrator.peer_id,
         hop_timeout_s=config.p2p_inference_timeout_secs,
         max_input_tokens=config.max_input_tokens,
+        conversions=conversions(artifact.file.tensors.values(), RECIPES[config.recipe]),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -51,6 +51,7 @@ class NodeFacts:
     orchestrator: PeerId | None
     hop_timeout_s: float
     max_input_tokens: int | None
+    conversions: Mapping[str, str]
 
 
 class LiveNodeView:
@@ -123,6 +124,7 @@ class LiveNodeView:
             layer_ranges=ranges if stage is not None else (),
             assignment=assignment,
             recipe=facts.recipe,
+            conversions=facts.conversions,
             hidden_size=facts.hidden_size,
             queue_depth=worker.hops.open_sessions if worker is not None else 0,
             max_input_tokens=facts.max_input_tokens or measured,

@@ -21,7 +21,8 @@ import numpy as np
 
 from tessella_p2p.base.errors import NotCertified
 from tessella_p2p.base.limits import QUANTIZE_CHUNK_BYTES
-from tessella_p2p.model.gguf import GgmlType
+from tessella_p2p.model.config import EMBEDDING, OUTPUT
+from tessella_p2p.model.gguf import GgmlType, TensorInfo
 from tessella_p2p.model.recipe import Recipe
 from tessella_p2p.stages.dequantize import dequantize, eight_bit_parts
 from tessella_p2p.stages.k_quants import Bytes, Floats
@@ -94,17 +95,27 @@ def _converted(raw: Bytes, kind: GgmlType, wanted: GgmlType) -> Bytes:
     return _ENCODERS[wanted](dequantize(raw, kind))
 
 
-def conversions(kinds: Iterable[GgmlType], recipe: Recipe) -> dict[str, str]:
+def conversions(tensors: Iterable[TensorInfo], recipe: Recipe) -> dict[str, str]:
     """What becomes of an artifact's matrices that are not kept as they are, for people: ``{"Q6_K": "F16"}``.
 
     Args:
-        kinds: of the matrices.
-        recipe: one of any engine; torch's are named after what they make of every matrix.
+        tensors: of the artifact; what is no matrix is left out.
+        recipe: of any engine.
     """
-    if recipe.engine != "native":
-        return {kind.name: recipe.weight for kind in sorted(set(kinds))}
-    pairs = {kind: kept_kind(kind, _BLOCK, recipe) for kind in sorted(set(kinds))}
-    return {kind.name: kept.name for kind, kept in pairs.items() if kept is not kind}
+    forms: dict[str, set[str]] = {}
+    for tensor in tensors:
+        if len(tensor.shape) == 2:
+            forms.setdefault(tensor.kind.name, set()).add(_form_name(tensor, recipe))
+    return {kind: ", ".join(sorted(kept)) for kind, kept in sorted(forms.items()) if kept != {kind}}
+
+
+def _form_name(tensor: TensorInfo, recipe: Recipe) -> str:
+    if recipe.engine == "native":
+        is_vocabulary = tensor.name in (EMBEDDING, OUTPUT)
+        return kept_kind(tensor.kind, tensor.shape[1], recipe, is_vocabulary=is_vocabulary).name
+    if recipe.weight == "int4":
+        return tensor.kind.name if tensor.kind in (GgmlType.Q4_0, GgmlType.Q4_1) else "int8"
+    return recipe.weight.upper()
 
 
 def _row_chunks(num_rows: int, columns: int) -> Iterator[slice]:

@@ -154,6 +154,7 @@ class StaticNode:
             layer_ranges=(LayerRange(0, 12),),
             assignment=Assignment(MODEL, (LayerRange(0, 12),), 7, 1_700_000_000_000),
             recipe="f32",
+            conversions={"Q6_K": "F16"},
             hidden_size=576,
             queue_depth=3,
             max_input_tokens=8192,

@@ -37,6 +37,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
             "expires_at_ms": 1_700_000_000_000,
         },
         "recipe": "f32",
+        "conversions": {"Q6_K": "F16"},
         "hidden_size": 576,
         "queue_depth": 3,
         "max_input_tokens": 8192,

@@ -41,6 +41,7 @@ def facts(mesh: SimulatedMesh, node: SimulatedNode, max_input_tokens: int | None
         orchestrator=mesh.orchestrator_key.peer_id,
         hop_timeout_s=10.0,
         max_input_tokens=max_input_tokens,
+        conversions={},
     )
 
 

@@ -24,7 +24,7 @@ NUM_LAYERS = 2
 SAMPLED = Sampler(SamplingParams(temperature=1.0, seed=11))
 
 
-@pytest.fixture(scope="module", params=[name for name, recipe in RECIPES.items() if recipe.engine == "torch"])
+@pytest.fixture(scope="module", params=["torch-f32", "torch-int4"])
 def recipe(request: pytest.FixtureRequest) -> Recipe:
     return RECIPES[request.param]
 
@@ -91,3 +91,14 @@ def test_the_whole_models_draws_are_those_of_any_split(load: Callable[..., list[
     assert len(whole) == 29
     assert len(split) == 10
     assert split.items() <= whole.items()
+
+
+@pytest.mark.parametrize("name", ["torch-f16", "torch-bf16"])
+def test_half_precision_leaves_no_trace_either(smollm2_path: Path, name: str) -> None:
+    """Its products are float32's; two threads, a cut and any order at once stand for the rest."""
+    whole, first, second = (
+        load_engine(smollm2_path, LayerRange(*layers), RECIPES[name], threads=threads, max_positions=320)
+        for layers, threads in (((0, 2), 1), ((0, 1), 2), ((1, 2), 2))
+    )
+    alone_and_whole = play([whole], PROMPTS, alone(PROMPTS, 1 << 20)).rows
+    assert play([first, second], PROMPTS, mixed(PROMPTS, 5)).rows == alone_and_whole

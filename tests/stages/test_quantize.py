@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from tessella_p2p.base import limits
 from tessella_p2p.base.errors import NotCertified
 from tessella_p2p.model.config import CERTIFIED_KINDS
-from tessella_p2p.model.gguf import GgmlType
+from tessella_p2p.model.gguf import GgmlType, TensorInfo
 from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.stages import quantize
 from tessella_p2p.stages.dequantize import dequantize
@@ -130,7 +130,15 @@ def test_a_matrix_is_converted_in_pieces_as_it_is_in_one(monkeypatch: pytest.Mon
 
 
 def test_conversions_are_said_by_name() -> None:
-    kinds = [GgmlType.Q6_K, GgmlType.Q4_0, GgmlType.Q5_0]
-    assert conversions(kinds, RECIPES["f32"]) == {"Q5_0": "Q8_0", "Q6_K": "F16"}
-    assert conversions(kinds, RECIPES["q4_0"]) == {"Q5_0": "Q4_0", "Q6_K": "Q4_0"}
-    assert conversions(kinds, RECIPES["torch-int4"]) == {"Q4_0": "int4", "Q5_0": "int4", "Q6_K": "int4"}
+    tensors = [
+        TensorInfo("token_embd.weight", (64, 256), GgmlType.Q6_K, 0, 0),
+        TensorInfo("blk.0.ffn_up.weight", (64, 256), GgmlType.Q6_K, 0, 0),
+        TensorInfo("blk.0.ffn_down.weight", (64, 256), GgmlType.Q4_0, 0, 0),
+        TensorInfo("blk.0.ffn_gate.weight", (64, 256), GgmlType.Q5_0, 0, 0),
+        TensorInfo("blk.0.ffn_norm.weight", (64,), GgmlType.F32, 0, 0),
+    ]
+    assert conversions(tensors, RECIPES["f32"]) == {"Q5_0": "Q8_0", "Q6_K": "F16"}
+    assert conversions(tensors, RECIPES["q8_0"]) == {"Q4_0": "Q8_0", "Q5_0": "Q8_0", "Q6_K": "Q8_0"}
+    assert conversions(tensors, RECIPES["q4_0"]) == {"Q5_0": "Q4_0", "Q6_K": "Q4_0, Q8_0"}
+    assert conversions(tensors, RECIPES["torch-int4"]) == {"Q5_0": "int8", "Q6_K": "int8"}
+    assert conversions(tensors, RECIPES["torch-f16"]) == {"Q4_0": "F16", "Q5_0": "F16", "Q6_K": "F16"}
