@@ -3,8 +3,9 @@
 `KEPT` are the forms that its kernels read. A matrix in another one is decoded exactly and kept in the form that `CONVERSIONS` names:
 
 - Q5_0 and IQ4_NL become Q8_0, which holds the same numbers: one float16 scale times an integer of at most 8 bits;
-- Q5_1, the K types and IQ4_XS become float16. The rounding moves a weight by at most 2⁻¹¹ of itself, 0.02 % in the mean, where the
-  quantisation had moved it by 2 to 10 %. Float32 would be exact at twice the memory, and a step's time is its bytes.
+- Q5_1, the K types and IQ4_XS become float16, which moves a weight by at most 2⁻¹¹ of itself. With every matrix of SmolLM2-135M rounded
+  so, its logits move by 0.004 in the mean and 0.04 at most, and none of the reference's 490 tokens is lost. Float32 would be exact at
+  twice the memory, and a step's time is its bytes.
 
 Recipes ``q8_0`` and ``q4_0`` quantise what is not of that type already, with the rounding of ggml's reference
 (`quantize_row_q8_0_ref`, `quantize_row_q4_0_ref`); Q4_0, Q5_0 and IQ4_NL become Q8_0 exactly. The vocabulary's two matrices (embedding,
