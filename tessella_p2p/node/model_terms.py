@@ -13,8 +13,8 @@ from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
 from tessella_p2p.stages.quantize import kept_kind
 from tessella_p2p.wire.frames import DType
 
-OVERHEAD_MB: Final[Mapping[str, int]] = {"native": 96, "torch": 384}
-"""Resident memory of a worker beside weights and KV, by engine: interpreter, libraries, buffers of one turn."""
+OVERHEAD_MB: Final[Mapping[str, int]] = {"native": 160, "torch": 384}
+"""Resident memory of a worker beside weights and KV, by engine, as measured: interpreter, libraries, tokenizer, one turn's buffers."""
 _NATIVE_Q4_0_BYTES: Final = 20
 """The native engine keeps a block of Q4_0 in the layout of Q4_1."""
 _FOUR_BITS: Final = frozenset({GgmlType.Q4_0, GgmlType.Q4_1})
