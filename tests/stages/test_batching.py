@@ -60,6 +60,7 @@ def test_only_a_sessions_oldest_step_runs() -> None:
     assert plan_turn(waiting((1, 5000), (1, 1), (2, 1))) == [Take(2, 1), Take(0, PREFILL_ROWS_BESIDE_DECODES)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 600)), min_size=1, max_size=40))
 def test_every_turn_makes_progress_within_its_bounds(steps: list[tuple[int, int]]) -> None:
     ready = waiting(*steps)
@@ -92,6 +93,7 @@ def test_a_turn_waits_for_a_full_group_only_where_there_are_two_of_at_least_two(
     assert singles_worth_waiting_for([2] * 9) == 4
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 64), max_size=64))
 def test_no_turn_waits_for_more_than_it_may_have(stages: list[int]) -> None:
     assert 1 <= singles_worth_waiting_for(stages) <= singles_per_turn(stages)
@@ -146,7 +148,7 @@ def serve(
     return served
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(tiers, min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 1 << 32))
 def test_every_single_row_is_served_within_the_stated_turns(sessions: list[Tier], max_singles: int, seed: int) -> None:
     served = serve(sessions, 40, max_singles=max_singles, rows=[1] * len(sessions), seed=seed)
@@ -156,7 +158,7 @@ def test_every_single_row_is_served_within_the_stated_turns(sessions: list[Tier]
         assert all(turn - arrived <= bound for arrived, turn in steps), (tier, bound, steps)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(tiers, st.integers(2, 700)), min_size=1, max_size=6),
     st.booleans(),
@@ -171,6 +173,7 @@ def test_every_prompt_begins_within_the_stated_turns(prompts: list[tuple[Tier, i
         assert all(turn - arrived <= bound for arrived, turn in steps), (tier, bound, steps)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
 def test_of_those_that_came_together_vips_are_served_before_leeches(vips: int, leeches: int, max_singles: int) -> None:
     sessions: list[Tier] = [TIERS[2]] * leeches + [TIERS[0]] * vips
