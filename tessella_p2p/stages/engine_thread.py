@@ -61,21 +61,33 @@ class EngineThread:
     async def run(self, job: Callable[[], None], rows: int) -> float:
         """See `TurnRunner.run`. Cannot be cancelled: native code cannot be stopped in the middle of a turn."""
         done = trio.Event()
-        token = trio.lowlevel.current_trio_token()
         took_s = 0.0
 
-        def in_thread() -> None:
+        def ended(seconds: float) -> None:
             nonlocal took_s
+            took_s = seconds
+            done.set()
+
+        self.start(job, ended)
+        with trio.CancelScope(shield=True):
+            await done.wait()
+        return took_s
+
+    def start(self, job: Callable[[], None], ended: Callable[[float], None]) -> None:
+        """Run ``job``, which raises nothing, behind those that run or wait, and say in the event loop how many seconds it took.
+
+        ``ended`` may not raise: it is called by trio itself, so that no task has to be woken first.
+        """
+        token = trio.lowlevel.current_trio_token()
+
+        def in_thread() -> None:
             start = time.perf_counter()
             job()
             took_s = time.perf_counter() - start
             with suppress(trio.RunFinishedError):  # the loop was torn down meanwhile: nobody waits
-                token.run_sync_soon(done.set)
+                token.run_sync_soon(ended, took_s)
 
         self._jobs.put(in_thread)
-        with trio.CancelScope(shield=True):
-            await done.wait()
-        return took_s
 
     def close(self) -> None:
         """End the thread; it is idle, so this returns at once."""

@@ -1,4 +1,4 @@
-"""What waits at a stage: steps, opens and closes, each with the event that its caller waits for."""
+"""What waits at a stage: steps with what takes their results, opens and closes with the event that their caller waits for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from tessella_p2p.base.errors import TessellaError
+from tessella_p2p.base.errors import LocalProtocolError, TessellaError
 from tessella_p2p.stages.batching import Waiting
 from tessella_p2p.stages.engine import Buffer, SessionKey, StageEngine, StepAnswer, StepInput
 from tessella_p2p.wire.messages import Tier
@@ -33,11 +33,11 @@ class PendingStep:
     tier: Tier
     arrived_turn: int
     arrived_at: float
-    done: trio.Event = field(default_factory=trio.Event)
+    deliver: Callable[[StepResult], None]
+    """Takes the result, once, in the event loop; it may neither block nor raise."""
     rows_done: int = 0
     bodies: list[Buffer] = field(default_factory=list)
     compute_s: float = 0.0
-    result: StepResult | None = None
     started: bool = False
     """Some of its rows are in the KV, or are being computed."""
     running: bool = False
@@ -100,6 +100,41 @@ class Command:
         except TessellaError as error:
             self.error = error
         self.executed = True
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One run of the engine: opens and closes, then one forward over pieces of steps, each with how many rows of it."""
+
+    engine: StageEngine
+    commands: list[Command]
+    taken: list[tuple[PendingStep, int]]
+    batch: list[StepInput] = field(init=False)
+    answers: list[StepAnswer] = field(default_factory=list)
+    crash: Exception | None = None
+    done: trio.Event = field(default_factory=trio.Event)
+
+    def __post_init__(self) -> None:
+        self.batch = [pending.piece(rows) for pending, rows in self.taken]
+        for pending, _ in self.taken:
+            pending.started = pending.running = True
+
+    @property
+    def rows(self) -> int:
+        """Rows of the forward."""
+        return sum(rows for _, rows in self.taken)
+
+    def compute(self) -> None:
+        """Carry it out, on the engine's thread. Raises nothing."""
+        try:
+            for command in self.commands:
+                command.execute(self.engine)
+            if self.batch:
+                self.answers.extend(self.engine.forward(self.batch))
+                if len(self.answers) != len(self.batch):
+                    raise LocalProtocolError(f"{len(self.answers)} answers to {len(self.batch)} steps")
+        except Exception as error:  # noqa: BLE001 - native code under a peer's load: whatever it raises ends here
+            self.crash = error
 
 
 Loader = Callable[[], StageEngine]

@@ -3,6 +3,10 @@
 Callers put opens, closes and steps into queues; one task turns them into turns. A turn runs what was opened and closed, then one
 forward over the ready steps (`batching.plan_turn`), while the event loop goes on. An engine that crashes or runs out of memory is
 loaded again, and its sessions are lost, each with a typed error; nothing else is. An idle one sleeps (`engine_life`).
+
+The task is what everything goes through, but for the one case that an answer's speed hangs on: single rows as many as a turn takes,
+and nothing else to do. Such a turn begins within the `submit` that made it full, or as the turn before it ends, and its results are
+delivered as trio hears from the engine's thread; the task learns of it later.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Self
 
@@ -30,7 +35,7 @@ from tessella_p2p.stages.engine import (
 )
 from tessella_p2p.stages.engine_life import EngineLife, StageRules, StageState
 from tessella_p2p.stages.engine_thread import EngineThread, InlineRunner, TurnRunner
-from tessella_p2p.stages.pending import Command, Loader, PendingStep, SessionTerms, StepResult
+from tessella_p2p.stages.pending import Command, Loader, PendingStep, SessionTerms, StepResult, Turn
 from tessella_p2p.wire.messages import Tier
 
 log = structlog.get_logger(__name__)
@@ -69,6 +74,12 @@ class StageService:
         self._wake = trio.Event()
         self._turns = 0
         self._running = False
+        self._thread: EngineThread | None = None  # while this runs, unless it runs inline
+        self._resting = False  # the task has nothing to do, and nothing to tell it
+        self._begun: Turn | None = None  # a turn that began without the task
+        self._turn_of_task: Turn | None = None  # the one that the task waits for
+        self._held: list[tuple[PendingStep, StepResult]] | None = None  # results of a turn that is being taken apart
+        self._bug: Exception | None = None  # what this node's own code raised over a result
 
     @classmethod
     async def loaded(cls, load: Loader, *, rules: StageRules | None = None, cpus: Sequence[int] = ()) -> Self:
@@ -223,27 +234,45 @@ class StageService:
         is an error value, never an exception; besides the engine's, `Overloaded` when too many steps wait, and `CacheMiss` when
         the session is closed meanwhile, or the engine crashed.
         """
+        results: list[StepResult] = []
+        done = trio.Event()
+
+        def deliver(result: StepResult) -> None:
+            results.append(result)
+            done.set()
+
+        pending = self.submit(step, deliver)
+        if pending is not None:
+            try:
+                await done.wait()
+            except trio.Cancelled:
+                pending.abandoned = True
+                if pending.started:
+                    self._submit(Command(step.session, None))
+                elif pending in self._ready:
+                    self._ready.remove(pending)
+                raise
+        return results[0]
+
+    def submit(self, step: StepInput, deliver: Callable[[StepResult], None]) -> PendingStep | None:
+        """`step` without a task that waits: ``deliver`` takes the result, once, in the event loop; it may neither block nor raise.
+
+        None if the result was delivered already, an error.
+        """
         refused = self._judge(step)
         if refused is not None:
-            return StepResult(refused, 0, 0)
-        pending = PendingStep(step, self._open[step.session].tier, self._turns, trio.current_time())
+            deliver(StepResult(refused, 0, 0))
+            return None
+        pending = PendingStep(step, self._open[step.session].tier, self._turns, trio.current_time(), deliver)
         if step.rows > 1:
             self._decoding.discard(step.session)
         else:
             self._decoding.add(step.session)
         self._ready.append(pending)
+        if self._resting and not self._wake.is_set():
+            self._begin_at_once(singles_per_turn(self._stages_of_decoding()))
         self._wake.set()
-        try:
-            await pending.done.wait()
-        except trio.Cancelled:
-            pending.abandoned = True
-            if pending.started:
-                self._submit(Command(step.session, None))
-            elif pending in self._ready:
-                self._ready.remove(pending)
-            raise
-        assert pending.result is not None
-        return pending.result
+        return pending
 
     def _judge(self, step: StepInput) -> TessellaError | None:
         """Why a step may not wait for a turn. The engine would say the same, but only to the last piece of a long step."""
@@ -284,18 +313,22 @@ class StageService:
         if self._running:
             raise LocalProtocolError("this stage runs already")
         runner = self._runner or EngineThread(f"stage {self.engine.layers}")
+        self._thread = runner if isinstance(runner, EngineThread) else None
         self._running = True
         try:
             task_status.started()
             while True:
                 await self._rest(runner)
                 while self._commands or self._ready:
-                    await (
-                        trio.lowlevel.checkpoint()
-                    )  # what arrived together, or follows an answer at once, shares the turn
+                    await trio.lowlevel.checkpoint()  # what arrived together, or follows an answer, shares the turn
                     await self._gather()
                     await self._turn(runner)
         finally:
+            self._thread = None  # no turn begins any more
+            with trio.CancelScope(shield=True):
+                for turn in (self._turn_of_task, self._begun):
+                    if turn is not None:
+                        await turn.done.wait()
             self._running = False
             self._stop()
             if self._life.is_loaded:
@@ -305,13 +338,19 @@ class StageService:
     async def _rest(self, runner: TurnRunner) -> None:
         """Wait for work; meanwhile fall asleep, or try again to load what did not load."""
         while not (self._commands or self._ready):
+            if self._bug is not None:
+                raise self._bug
             deadline = inf
             if self._life.retry_at is not None:
                 deadline = self._life.retry_at
             elif self._rules.sleep_after_s is not None and self._may_sleep():
                 deadline = trio.current_time() + self._rules.sleep_after_s
-            with trio.move_on_at(deadline) as scope:
-                await self._wake.wait()
+            self._resting = True
+            try:
+                with trio.move_on_at(deadline) as scope:
+                    await self._wake.wait()
+            finally:
+                self._resting = False
             if self._wake.is_set():
                 self._wake = trio.Event()
             elif scope.cancelled_caught and self._life.retry_at is not None:
@@ -326,7 +365,12 @@ class StageService:
         """Give a group of decoding sessions a moment to be complete; see `batching`."""
         full = singles_worth_waiting_for(self._stages_of_decoding())
         deadline = trio.current_time() + self._rules.gather_s
-        while not self._commands and 0 < len(self._ready) < full and all(p.step.rows == 1 for p in self._ready):
+        while (
+            not self._begun
+            and not self._commands
+            and 0 < len(self._ready) < full
+            and all(p.step.rows == 1 for p in self._ready)
+        ):
             with trio.move_on_at(deadline) as scope:
                 await self._wake.wait()
             if scope.cancelled_caught:
@@ -337,45 +381,66 @@ class StageService:
         return [self._open[key].num_stages for key in self._decoding]
 
     async def _turn(self, runner: TurnRunner) -> None:
-        commands = [command for command in self._commands if not self._settle_without_engine(command)]
-        if commands and not self._life.is_loaded:
-            await self._wake_up(runner)
-            return
+        turn, self._begun = self._begun, None
+        if turn is None:
+            commands = [command for command in self._commands if not self._settle_without_engine(command)]
+            if commands and not self._life.is_loaded:
+                await self._wake_up(runner)
+                return
+            turn = self._planned(commands)
+            if self._thread is not None:
+                self._thread.start(turn.compute, partial(self._ended, turn))
+            else:
+                self._ended(turn, await runner.run(turn.compute, turn.rows))
+        self._turn_of_task = turn
+        await turn.done.wait()
+        self._turn_of_task = None
+        if self._bug is not None:
+            raise self._bug
+        if turn.crash is not None:
+            await self._recover(runner, turn.crash, turn.commands, turn.taken)
+
+    def _planned(self, commands: list[Command]) -> Turn:
         takes = plan_turn(
             [p.waiting for p in self._ready],
             decoding=bool(self._decoding),
             max_singles=singles_per_turn(self._stages_of_decoding()),
         )
-        taken = [(self._ready[take.index], take.rows) for take in takes]
-        batch = [pending.piece(rows) for pending, rows in taken]
-        for pending, _ in taken:
-            pending.started = pending.running = True
-        answers: list[StepAnswer] = []
-        crash: list[Exception] = []
+        return Turn(self.engine, commands, [(self._ready[take.index], take.rows) for take in takes])
 
-        def compute() -> None:
-            """One turn, on the engine's thread. Raises nothing."""
-            try:
-                for command in commands:
-                    command.execute(self.engine)
-                if batch:
-                    answers.extend(self.engine.forward(batch))
-                    if len(answers) != len(batch):
-                        raise LocalProtocolError(f"{len(answers)} answers to {len(batch)} steps")
-            except Exception as error:  # noqa: BLE001 - native code under a peer's load: whatever it raises ends here
-                crash.append(error)
-
-        took_s = await runner.run(compute, sum(rows for _, rows in taken))
-        self._turns += 1
-        for pending, _ in taken:
-            pending.compute_s += took_s
-        if crash:
-            await self._recover(runner, crash[0], commands, taken)
+    def _begin_at_once(self, full: int) -> None:
+        """Begin a turn here and now if ``full`` single rows wait, nothing else does, and no turn runs."""
+        if self._thread is None or self._begun is not None or self._commands or not self._life.is_loaded:
             return
-        for command in commands:
-            self._settle(command)
-        for (pending, rows), answer in zip(taken, answers, strict=True):
-            self._advance(pending, rows, answer)
+        if len(self._ready) >= max(full, 1) and all(pending.step.rows == 1 for pending in self._ready):
+            self._begun = turn = self._planned([])
+            self._thread.start(turn.compute, partial(self._ended, turn))
+
+    def _ended(self, turn: Turn, took_s: float) -> None:
+        """Take a turn's answers apart; the next one, if it is full, begins before they are delivered. A crash is left to the task."""
+        self._turns += 1
+        for pending, _ in turn.taken:
+            pending.compute_s += took_s
+        try:
+            if turn.crash is None:
+                held: list[tuple[PendingStep, StepResult]] = []
+                self._held = held
+                for command in turn.commands:
+                    self._settle(command)
+                for (pending, rows), answer in zip(turn.taken, turn.answers, strict=True):
+                    self._advance(pending, rows, answer)
+                self._held = None
+                if self._begun is None or self._begun is turn:
+                    self._begun = None
+                    self._begin_at_once(singles_worth_waiting_for(self._stages_of_decoding()))
+                for pending, result in held:
+                    pending.deliver(result)
+        except Exception as error:  # noqa: BLE001 - trio would end the whole program; the task raises it where it belongs
+            self._bug = error
+            self._wake.set()
+        finally:
+            self._held = None
+            turn.done.set()
 
     # ---- opens and closes ----
 
@@ -461,10 +526,10 @@ class StageService:
             answer = CacheMiss(f"session {pending.step.session} was closed")
         if isinstance(answer, TessellaError):
             self._decoding.discard(pending.step.session)
+            self._finish(pending, answer)
             # After earlier pieces the session no longer stands where its step began.
             if pending.rows_done > rows and not pending.abandoned:
                 self._submit(Command(pending.step.session, None))
-            self._finish(pending, answer)
             return
         if isinstance(answer, StepOutput):
             pending.bodies.append(answer.body)
@@ -476,10 +541,14 @@ class StageService:
     def _finish(self, pending: PendingStep, answer: StepAnswer) -> None:
         waited_s = trio.current_time() - pending.arrived_at
         queue_us = max(0, int((waited_s - pending.compute_s) * 1e6))
-        pending.result = StepResult(answer, queue_us, int(pending.compute_s * 1e6))
-        if pending in self._ready:
-            self._ready.remove(pending)
-        pending.done.set()
+        result = StepResult(answer, queue_us, int(pending.compute_s * 1e6))
+        if pending not in self._ready:
+            return  # nobody waits for it any more
+        self._ready.remove(pending)
+        if self._held is None:
+            pending.deliver(result)
+        else:
+            self._held.append((pending, result))
 
     def _stop(self) -> None:
         stopped = CacheMiss("this stage has stopped; its sessions are gone")

@@ -2,6 +2,10 @@
 
 What neighbours send reaches the session through plain calls that never block: steps are queued, and everything else takes effect at
 once. So an error or a close frees the KV after the turn that runs, however many steps wait.
+
+Steps run through plain calls too, from the frame that brings the rows to the one that takes them on, with no task in between: at one
+token a step each task that has to be woken is felt. The task opens and connects, waits where there is something to wait for (room
+downstream), and ends the session.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import trio
 from tessella_p2p.base.errors import (
     HopTimeout,
     InvalidStep,
+    LocalProtocolError,
     MalformedMessage,
     Overloaded,
     RemoteProtocolError,
@@ -35,6 +40,7 @@ from tessella_p2p.stages.faults import error_frame, error_of
 from tessella_p2p.stages.frame_link import FrameLink, Unread
 from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.opening import Opening
+from tessella_p2p.stages.pending import StepResult
 from tessella_p2p.stages.sampler import sampler_for
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.token_body import TOKEN_ID_BYTES, encode_sampled
@@ -85,7 +91,11 @@ class StageSession:
         self._meter = WorkMeter(opening.body.digest_key)
         self._sampler: TokenSampler | None = None
         self._steps: deque[_Waiting] = deque()
-        self._step_arrived = trio.Event()
+        self._in_turn: _Waiting | None = None  # with the stage, or its output waits for room
+        self._unsent: Frame | None = None
+        self._news = trio.Event()
+        self._idle_since = 0.0
+        self._is_serving = False
         self._down: FrameLink | None = None
         self._down_is_lost = False
         self._receipt_arrived = trio.Event()
@@ -126,9 +136,9 @@ class StageSession:
         if self._is_over or self._scope.cancel_called:
             return
         self._intake.take(frame)
-        self._meter.receive(frame.rows, frame.body)
         self._steps.append(_Waiting(frame, trio.current_time()))
-        self._step_arrived.set()
+        self._begin_step()
+        self._meter.receive(frame.rows, frame.body)  # while the engine is at work
 
     def damaged(self, unread: Unread) -> None:
         """Take note of a STEP whose checksum was wrong."""
@@ -210,8 +220,9 @@ class StageSession:
                 self._key, body.max_positions, len(body.route), self._opening.tier, self._opening.cache_scope
             )
             await self._connect(outliving)
-            while True:
-                await self._step(await self._next_step())
+            self._is_serving, self._idle_since = True, trio.current_time()
+            self._begin_step()
+            await self._attend()
         except TessellaError as error:
             self._fail(error)
 
@@ -254,31 +265,46 @@ class StageSession:
 
     # ---- steps ----
 
-    async def _next_step(self) -> _Waiting:
-        if not self._steps:
-            with trio.move_on_after(SESSION_IDLE_S):
-                while not self._steps:
-                    await self._step_arrived.wait()
-                    self._step_arrived = trio.Event()
-            if not self._steps:
-                raise HopTimeout(f"no step for {SESSION_IDLE_S:.0f} s").blame(self._opening.upstream)
-        return self._steps.popleft()
-
-    async def _step(self, waiting: _Waiting) -> None:
-        frame, opening = waiting.frame, self._opening
-        result = await self._stage.step(
+    def _begin_step(self) -> None:
+        """Give the stage the oldest step that waits, unless it has one, or an output of the one before waits for room."""
+        if self._in_turn is not None or not self._steps or not self._is_serving or self._scope.cancel_called:
+            return
+        self._in_turn = waiting = self._steps.popleft()
+        frame = waiting.frame
+        self._stage.submit(
             StepInput(
                 session=self._key,
                 position=frame.position,
                 rows=frame.rows,
                 dtype=frame.dtype,
                 body=frame.body,
-                sample=self._sampler if frame.flags & Flag.SAMPLE else None,
-            )
+                sample=self._sampler if frame.flags is Flag.SAMPLE else None,
+            ),
+            self._stepped,
         )
-        output = result.output
+
+    def _stepped(self, result: StepResult) -> None:
+        """Send on what became of a step, and account for it; then the next one."""
+        waiting = self._in_turn
+        if waiting is None or self._is_over or self._scope.cancel_called:
+            return
+        try:
+            self._send_on(waiting, result)
+        except TessellaError as error:
+            self._fail(error)
+        except Exception as error:  # our own bug ends this session, not the stage with all the others
+            log.error("a session failed", request_id=self._opening.body.request_id, exc_info=error)
+            self._fail(LocalProtocolError("this stage failed over a step's result"))
+        self._idle_since = trio.current_time()
+        if self._unsent is None:
+            self._in_turn = None
+            self._begin_step()
+
+    def _send_on(self, waiting: _Waiting, result: StepResult) -> None:
+        """Send a step's output first, then account for it: the next stage need not wait for digests."""
+        frame, output = waiting.frame, result.output
         if isinstance(output, InvalidStep):
-            raise output.blame(opening.upstream)
+            raise output.blame(self._opening.upstream)
         if isinstance(output, TessellaError):
             raise output
         out: Buffer = b""
@@ -288,13 +314,40 @@ class StageSession:
             rows, position = 1, frame.position + frame.rows
         elif isinstance(output, StepOutput):
             out, dtype = output.body, output.dtype
+        if out:
+            assert self._down is not None
+            total_us = int((trio.current_time() - waiting.arrived_at) * 1e6)
+            trace = (*frame.trace, TraceEntry(result.queue_us, result.compute_us, total_us))
+            step = Frame(kind, *self._opening.key, frame.step, position, rows, dtype, frame.flags, trace, out)
+            if not self._down.send_nowait(step):
+                self._unsent = step
+                self._news.set()
         is_token = kind is Kind.TOKEN
         self._account(out[:TOKEN_ID_BYTES] if is_token else out, is_token=is_token, compute_us=result.compute_us)
-        if not out:
-            return
-        total_us = int((trio.current_time() - waiting.arrived_at) * 1e6)
-        trace = (*frame.trace, TraceEntry(result.queue_us, result.compute_us, total_us))
-        await self._send_down(Frame(kind, *opening.key, frame.step, position, rows, dtype, frame.flags, trace, out))
+
+    async def _attend(self) -> None:
+        """What a step cannot do by itself: wait for room downstream; and end a session that is idle.
+
+        Raises:
+            HopTimeout: the downstream took nothing in time, or the upstream sent nothing for `SESSION_IDLE_S`.
+            StreamReset: the downstream is lost.
+        """
+        while True:
+            busy = self._in_turn is not None or bool(self._steps)
+            idle_at = (trio.current_time() if busy else self._idle_since) + SESSION_IDLE_S
+            with trio.move_on_at(idle_at) as patience:
+                await self._news.wait()
+                self._news = trio.Event()
+            if self._unsent is not None:
+                await self._send_down(self._unsent)
+                self._unsent = self._in_turn = None
+                self._begin_step()
+            elif patience.cancelled_caught and self._is_idle():
+                raise HopTimeout(f"no step for {SESSION_IDLE_S:.0f} s").blame(self._opening.upstream)
+
+    def _is_idle(self) -> bool:
+        at_work = self._in_turn is not None or bool(self._steps)
+        return not at_work and trio.current_time() >= self._idle_since + SESSION_IDLE_S
 
     def _account(self, out: Buffer, *, is_token: bool, compute_us: int) -> None:
         self._intake.finish()
