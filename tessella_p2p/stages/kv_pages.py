@@ -201,11 +201,8 @@ class KvPages:
         missing = num_pages - self._pool.num_available
         if missing <= 0:
             return True
-        idle = [
-            session
-            for session in self._sessions
-            if session.num_pages and session.used_turn != self._turn and now - session.used_at >= KV_IDLE_S
-        ]
+        # Those of the batch were used just now.
+        idle = [session for session in self._sessions if session.num_pages and now - session.used_at >= KV_IDLE_S]
         idle.sort(key=lambda session: session.used_turn)
         let_go: dict[int, int] = {}
         victims: list[KvSession] = []

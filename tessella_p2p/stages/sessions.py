@@ -43,7 +43,7 @@ class SeenRows:
 
 @dataclass(slots=True, eq=False)
 class KvSession:
-    """One session on this stage. Engines read it; only `kv_pages.KvPages` changes it.
+    """One session on this stage. Under `kv_pages.KvPages` an engine reads it only.
 
     Attributes:
         key: its name.
@@ -57,6 +57,7 @@ class KvSession:
         used_turn: the last turn that it took part in; 0 before the first.
         used_at: when that was, in seconds.
         seen: for the prefix cache; None in a session without a scope.
+        written: end of what steps have put into its slot, for an engine that keeps KV by slots and clears them.
     """
 
     key: SessionKey
@@ -77,9 +78,6 @@ class KvSession:
         """Its pages, in the order of their positions."""
         held: list[int] = self.pages[: self.num_pages].tolist()
         return held
-
-
-OpenSession = KvSession
 
 
 class SessionTable:

@@ -23,7 +23,7 @@ from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import Recipe
 from tessella_p2p.stages.engine import KvUse, Sampled, SessionKey, StepAnswer, StepInput, StepOutput, check_body
-from tessella_p2p.stages.sessions import OpenSession, SessionTable
+from tessella_p2p.stages.sessions import KvSession, SessionTable
 from tessella_p2p.stages.torch_attention import KV_BLOCK, Attention, KvArena, Segment, rope_tables
 from tessella_p2p.stages.torch_device import drift_class, prepare, torch_device
 from tessella_p2p.stages.torch_weights import TORCH_DTYPES, LayerWeights, StageWeights, embed, load_weights
@@ -39,7 +39,7 @@ class _Work:
 
     index: int
     step: StepInput
-    session: OpenSession
+    session: KvSession
     hidden: Tensor
 
 

@@ -312,6 +312,19 @@ def test_a_step_that_fails_after_a_hit_leaves_its_session_where_it_stood() -> No
     assert model.run(key(1), b"x") == 0
 
 
+def test_rows_that_follow_a_failed_step_are_known_by_what_came_before_them_in_truth() -> None:
+    model = engine()
+    prompted(model, 1, PAGE + b"x", scope=b"s")
+    session = model.open(key(2), 200, b"s")
+    sent = model.admit(key(2), PAGE)
+    assert isinstance(sent, Sent)
+    assert sent.hit is not None
+    model.kv.revert(session, sent.hit)
+    assert model.run(key(2), OTHER_PAGE) == 0
+    assert prompted(model, 3, PAGE + OTHER_PAGE + b"x", scope=b"s") == PAGE_POSITIONS
+    assert prompted(model, 4, OTHER_PAGE + b"x", scope=b"s") == PAGE_POSITIONS
+
+
 def test_pages_that_a_failed_step_left_behind_make_way_for_a_hit() -> None:
     model = engine()
     prompted(model, 1, PAGE + b"x", scope=b"s")
