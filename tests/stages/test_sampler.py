@@ -125,6 +125,17 @@ def test_frequencies_follow_the_distribution(name: str) -> None:
     assert chi_squared < freedom + 3.1 * math.sqrt(2 * freedom) + 5  # about p = 0.001
 
 
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.999, 1.0 - 2**-53])
+def test_a_large_vocabulary_gives_the_reference_too_be_its_distribution_flat_or_not(top_p: float) -> None:
+    rng = np.random.default_rng(11)
+    for position, spread in enumerate((0.01, 1.0, 4.0, 12.0)):
+        logits = (rng.standard_normal(20_000) * spread).astype(np.float32)
+        params = SamplingParams(temperature=1.0, top_p=top_p, seed=position)
+        token = Sampler(params).draw(logits, position).token_id
+        below = np.cumsum(reference(logits, params))
+        assert token == int(np.searchsorted(below, uniform_at(position, position), side="right"))
+
+
 # ---- what a draw depends on ----
 
 
