@@ -307,7 +307,7 @@ class KvPages:
         assert seen.outputs is not None
         seen.digest = self._hash(b"tessella page", seen.digest, seen.inputs)
         self._pool.publish(page, seen.digest, memoryview(seen.outputs).toreadonly())
-        seen.inputs = seen.outputs = None
+        seen.outputs = None
 
     def _hash(self, purpose: bytes, first: Buffer, then: Buffer = b"") -> bytes:
         running = hashlib.blake2b(first, key=self._secret, digest_size=_DIGEST_BYTES, person=purpose)

@@ -33,8 +33,9 @@ class SeenRows:
 
     def keep(self, filled: int, rows: int, inputs: Buffer, outputs: Buffer) -> None:
         """Put rows behind the ``filled`` ones of the page."""
-        if self.inputs is None or self.outputs is None:
+        if self.inputs is None:  # is used for one page after the other
             self.inputs = bytearray(len(inputs) // rows * PAGE_POSITIONS)
+        if self.outputs is None:  # goes to the cache with its page
             self.outputs = bytearray(len(outputs) // rows * PAGE_POSITIONS)
         for page, new in ((self.inputs, inputs), (self.outputs, outputs)):
             start = len(page) // PAGE_POSITIONS * filled
