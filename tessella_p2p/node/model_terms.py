@@ -10,13 +10,11 @@ from tessella_p2p.model.config import EMBEDDING, OUTPUT_NORM, ModelConfig
 from tessella_p2p.model.gguf import GgmlType, TensorInfo
 from tessella_p2p.model.recipe import Recipe
 from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
-from tessella_p2p.stages.quantize import kept_kind
+from tessella_p2p.stages.quantize import block_bytes, kept_kind
 from tessella_p2p.wire.frames import DType
 
 OVERHEAD_MB: Final[Mapping[str, int]] = {"native": 160, "torch": 384}
 """Resident memory of a worker beside weights and KV, by engine, as measured: interpreter, libraries, tokenizer, one turn's buffers."""
-_NATIVE_Q4_0_BYTES: Final = 20
-"""The native engine keeps a block of Q4_0 in the layout of Q4_1."""
 _FOUR_BITS: Final = frozenset({GgmlType.Q4_0, GgmlType.Q4_1})
 _INT4_BYTES_PER_32: Final = 20
 _MILLI = 1000
@@ -80,8 +78,7 @@ def kept_bytes(tensor: TensorInfo, recipe: Recipe, config: ModelConfig, device: 
         return elements * DType.F32.size
     if recipe.engine == "native":
         kind = kept_kind(tensor.kind, columns, recipe, is_vocabulary=tensor.name in (EMBEDDING, config.output_name))
-        block_bytes = _NATIVE_Q4_0_BYTES if kind is GgmlType.Q4_0 else kind.block_bytes
-        return elements // kind.block_elements * block_bytes
+        return elements * block_bytes(kind) // 32
     if recipe.weight == "int4":
         return elements // 32 * _INT4_BYTES_PER_32 if tensor.kind in _FOUR_BITS else elements
     is_narrow = recipe.weight in ("f16", "bf16") and device not in (ANY_DEVICE, "cpu")

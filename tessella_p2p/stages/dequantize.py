@@ -50,10 +50,8 @@ def eight_bit_parts(raw: Bytes, kind: GgmlType) -> tuple[Bytes, Bytes] | None:
         numbers: [blocks of 32, 32] uint8, int8 by their bits.
     """
     blocks = raw.reshape(-1, kind.block_bytes)
-    if kind is GgmlType.Q4_0:
-        numbers = _nibbles(blocks[:, 2:]) - np.uint8(8)  # wraps, as int8 does
-    elif kind is GgmlType.Q5_0:
-        numbers = _five_bits(blocks[:, 2:6], blocks[:, 6:]) - np.uint8(16)
+    if kind is GgmlType.Q5_0:
+        numbers = _five_bits(blocks[:, 2:6], blocks[:, 6:]) - np.uint8(16)  # wraps, as int8 does
     elif kind is GgmlType.IQ4_NL:
         numbers = IQ4_VALUES.astype(np.int8).view(np.uint8)[_nibbles(blocks[:, 2:])]
     else:

@@ -7,9 +7,10 @@
   so, its logits move by 0.004 in the mean and 0.04 at most, and none of the reference's 490 tokens is lost. Float32 would be exact at
   twice the memory, and a step's time is its bytes.
 
-Recipes ``q8_0`` and ``q4_0`` quantise what is not of that type already, with the rounding of ggml's reference
-(`quantize_row_q8_0_ref`, `quantize_row_q4_0_ref`); Q4_0, Q5_0 and IQ4_NL become Q8_0 exactly. The vocabulary's two matrices (embedding,
-output) are kept in 8 bits under ``q4_0`` too: an error there goes straight into the logits, and llama.cpp keeps them finer as well.
+Recipes ``q8_0`` and ``q4_0`` quantise what would take more memory than theirs, with the rounding of ggml's reference
+(`quantize_row_q8_0_ref`, `quantize_row_q4_0_ref`). What is as small already is kept: to quantise Q4_1 again as Q4_0 saves nothing here
+and costs a fourth of the reference's tokens. The vocabulary's two matrices (embedding, output) are kept in 8 bits under ``q4_0`` too: an
+error there goes straight into the logits, and llama.cpp keeps them finer as well.
 """
 
 from __future__ import annotations
@@ -58,10 +59,19 @@ def kept_kind(kind: GgmlType, columns: int, recipe: Recipe, *, is_vocabulary: bo
         recipe: of the native engine.
         is_vocabulary: whether it is the embedding or the output matrix.
     """
+    stays = kind if kind in KEPT else CONVERSIONS[kind]
     wanted = _QUANTIZED.get(recipe.weight)
     if wanted is None or columns % _BLOCK:
-        return kind if kind in KEPT else CONVERSIONS[kind]
-    return GgmlType.Q8_0 if is_vocabulary and kind is not wanted else wanted
+        return stays
+    if is_vocabulary:
+        wanted = GgmlType.Q8_0
+    return stays if block_bytes(stays) <= block_bytes(wanted) else wanted
+
+
+def block_bytes(kind: GgmlType) -> int:
+    """What 32 weights take in the native engine's memory. It keeps Q4_0 in the layout of Q4_1."""
+    stored = GgmlType.Q4_1 if kind is GgmlType.Q4_0 else kind
+    return _BLOCK // stored.block_elements * stored.block_bytes
 
 
 def stored_form(raw: Bytes, kind: GgmlType, recipe: Recipe, *, is_vocabulary: bool = False) -> tuple[Bytes, GgmlType]:

@@ -34,7 +34,7 @@ def header(tmp_path: Path, kind: GgmlType = GgmlType.Q4_1) -> tuple[Path, ModelC
         ("f32", GgmlType.Q5_0, False, 34),
         ("f32", GgmlType.Q6_K, False, 64),
         ("q8_0", GgmlType.F32, False, 34),
-        ("q8_0", GgmlType.Q4_0, True, 34),
+        ("q8_0", GgmlType.Q4_0, True, 20),
         ("q4_0", GgmlType.F32, False, 20),
         ("q4_0", GgmlType.F32, True, 34),
         ("torch-f32", GgmlType.Q4_1, False, 128),

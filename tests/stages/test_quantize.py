@@ -22,6 +22,7 @@ from tessella_p2p.stages.k_quants import Bytes, Floats
 from tessella_p2p.stages.quantize import (
     CONVERSIONS,
     KEPT,
+    block_bytes,
     conversions,
     kept_kind,
     quantize_q4_0,
@@ -84,18 +85,33 @@ def test_what_the_kernels_read_is_kept_without_a_copy(kind: GgmlType) -> None:
     assert stored_form(raw, kind, RECIPES["f32"])[0] is raw
 
 
-@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
-def test_a_matrix_that_has_the_wanted_type_is_kept_without_a_copy(name: str) -> None:
-    kind = GgmlType[name.upper()]
-    raw = stored(kind)
-    assert stored_form(raw, kind, RECIPES[name])[0] is raw
-
-
 @pytest.mark.parametrize(
-    ("kind", "recipe"), [(GgmlType.Q5_0, "f32"), (GgmlType.IQ4_NL, "f32"), (GgmlType.Q4_0, "q8_0")]
+    ("name", "kind"),
+    [
+        ("q8_0", GgmlType.Q8_0),
+        ("q8_0", GgmlType.Q4_1),
+        ("q8_0", GgmlType.Q4_0),
+        ("q4_0", GgmlType.Q4_0),
+        ("q4_0", GgmlType.Q4_1),
+    ],
 )
-def test_eight_bits_hold_fewer_bits_and_iq4_exactly(kind: GgmlType, recipe: str) -> None:
-    raw, kept = stored_form(stored(kind), kind, RECIPES[recipe])
+def test_a_matrix_that_is_as_small_already_is_kept_without_a_copy(name: str, kind: GgmlType) -> None:
+    raw = stored(kind)
+    for is_vocabulary in (False, True):
+        assert stored_form(raw, kind, RECIPES[name], is_vocabulary=is_vocabulary)[0] is raw
+
+
+@pytest.mark.parametrize("kind", sorted(CERTIFIED_KINDS))
+def test_quantising_never_takes_more_memory(kind: GgmlType) -> None:
+    sizes = [block_bytes(kept_kind(kind, 256, RECIPES[name])) for name in ("f32", "q8_0", "q4_0")]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[1] <= 34
+    assert sizes[2] <= 20
+
+
+@pytest.mark.parametrize("kind", [GgmlType.Q5_0, GgmlType.IQ4_NL])
+def test_eight_bits_hold_fewer_bits_and_iq4_exactly(kind: GgmlType) -> None:
+    raw, kept = stored_form(stored(kind), kind, RECIPES["f32"])
     assert kept is GgmlType.Q8_0
     assert np.array_equal(dequantize(raw, kept), dequantize(stored(kind), kind))
 
@@ -110,7 +126,8 @@ def test_other_types_are_rounded_to_float16(kind: GgmlType) -> None:
 
 def test_the_vocabulary_keeps_eight_bits_where_layers_keep_four() -> None:
     recipe = RECIPES["q4_0"]
-    assert kept_kind(GgmlType.F16, 64, recipe) is GgmlType.Q4_0
+    assert kept_kind(GgmlType.F16, 64, recipe) is kept_kind(GgmlType.Q8_0, 64, recipe) is GgmlType.Q4_0
+    assert kept_kind(GgmlType.Q8_0, 64, recipe, is_vocabulary=True) is GgmlType.Q8_0
     assert kept_kind(GgmlType.F16, 64, recipe, is_vocabulary=True) is GgmlType.Q8_0
     assert kept_kind(GgmlType.Q4_0, 64, recipe, is_vocabulary=True) is GgmlType.Q4_0
 
@@ -138,7 +155,7 @@ def test_conversions_are_said_by_name() -> None:
         TensorInfo("blk.0.ffn_norm.weight", (64,), GgmlType.F32, 0, 0),
     ]
     assert conversions(tensors, RECIPES["f32"]) == {"Q5_0": "Q8_0", "Q6_K": "F16"}
-    assert conversions(tensors, RECIPES["q8_0"]) == {"Q4_0": "Q8_0", "Q5_0": "Q8_0", "Q6_K": "Q8_0"}
+    assert conversions(tensors, RECIPES["q8_0"]) == {"Q5_0": "Q8_0", "Q6_K": "Q8_0"}
     assert conversions(tensors, RECIPES["q4_0"]) == {"Q5_0": "Q4_0", "Q6_K": "Q4_0, Q8_0"}
     assert conversions(tensors, RECIPES["torch-int4"]) == {"Q5_0": "int8", "Q6_K": "int8"}
     assert conversions(tensors, RECIPES["torch-f16"]) == {"Q4_0": "F16", "Q5_0": "F16", "Q6_K": "F16"}
