@@ -1,8 +1,10 @@
 /* A stage of a llama model in float32, bit for bit the same on every CPU. kernels.h has the arithmetic; here are the shapes: packing,
    the layers, the threads. No global state, no I/O. What Python checked (engine.py) is not checked again: shapes, positions, pages. */
 
+#include <fenv.h>
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -186,6 +188,13 @@ typedef struct Engine {
     void *context;
 } Engine;
 
+/* Another library may have set its threads to flush subnormal numbers, or to round otherwise, and a new thread inherits that: it must
+   not show in the bits. */
+static void standard_arithmetic(fenv_t *before) {
+    fegetenv(before);
+    fesetenv(FE_DFL_ENV);
+}
+
 static void work(Engine *engine, int thread) {
     for (int unit; (unit = atomic_fetch_add(&engine->next, 1)) < engine->num_jobs;) engine->job(engine->context, unit, thread);
 }
@@ -194,6 +203,8 @@ static void *helper_main(void *argument) {
     Helper *helper = argument;
     Engine *engine = helper->engine;
     int seen = 0;
+    fenv_t inherited;
+    standard_arithmetic(&inherited);
     for (;;) {
         for (int i = 0; i < 4000 && atomic_load(&engine->generation) == seen; i++) {
 #if defined(__x86_64__)
@@ -371,6 +382,8 @@ int32_t tessella_forward(Engine *engine, float *x, const Segment *segments, int3
     int rows = 0, units = place(engine, num_segments);
     if (!units) return -1;
     for (int i = 0; i < num_segments; i++) rows += segments[i].rows;
+    fenv_t before;
+    standard_arithmetic(&before);
     for (int layer = 0; layer < s->num_layers; layer++) {
         const Layer *w = engine->layer = &s->layers[layer];
         engine->layer_index = layer;
@@ -388,22 +401,28 @@ int32_t tessella_forward(Engine *engine, float *x, const Segment *segments, int3
         multiply(engine, &w->down, rows, engine->gate, engine->added, hidden);
         for_each(engine, add_ffn, engine, rows);
     }
+    fesetenv(&before);
     return 0;
 }
 
 /* logits[rows][outputs up to a multiple of 16] of hidden states [rows][hidden]; rows is at most max_rows. */
 void tessella_logits(Engine *engine, const float *hidden, int32_t rows, float *logits) {
     const Stage *s = &engine->stage;
+    fenv_t before;
+    standard_arithmetic(&before);
     for (int row = 0; row < rows; row++)
         engine->kernels->rms_norm(s->hidden, hidden + (size_t)row * s->hidden, s->output_norm, s->eps,
                                   engine->norm + (size_t)row * s->hidden);
     multiply(engine, &s->output, rows, engine->norm, logits, (size_t)(s->output.outputs + PANEL - 1) / PANEL * PANEL);
+    fesetenv(&before);
 }
 
 /* out[rows][hidden]: the embeddings of token ids, which are inside of the vocabulary. */
 void tessella_embed(Engine *engine, const uint32_t *ids, int32_t rows, float *out) {
     const Matrix *m = &engine->stage.embedding;
     float *decoded = engine->scratch[0].decoded;
+    fenv_t before;
+    standard_arithmetic(&before);
     for (int row = 0; row < rows; row++, out += m->columns) {
         const uint8_t *panel = (const uint8_t *)m->data + ids[row] / PANEL * panel_bytes(m->kind, m->columns);
         for (int start = 0; start < m->columns; start += STEP_K) {
@@ -412,6 +431,7 @@ void tessella_embed(Engine *engine, const uint32_t *ids, int32_t rows, float *ou
             for (int i = 0; i < count; i++) out[start + i] = decoded[(size_t)i * PANEL + ids[row] % PANEL];
         }
     }
+    fesetenv(&before);
 }
 
 /* ---- life ---- */
@@ -453,7 +473,9 @@ Engine *tessella_new(const Stage *stage, int32_t threads, int32_t max_rows, int3
     engine->q = floats(rows * width), engine->mixed = floats(rows * width);
     engine->k = floats(rows * kv_width), engine->v = floats(rows * kv_width);
     engine->gate = floats(rows * stage->ffn), engine->up = floats(rows * stage->ffn);
-    engine->tiles = floats(rows * (size_t)(stage->ffn > stage->hidden ? stage->ffn : stage->hidden));
+    size_t widest = (size_t)(stage->ffn > stage->hidden ? stage->ffn : stage->hidden);
+    if (width > widest) widest = width; /* heads need not add up to the hidden size */
+    engine->tiles = floats(rows * widest);
     engine->row_segments = malloc(rows * 2 * sizeof(int32_t));
     int ok = engine->scratch && engine->norm && engine->added && engine->q && engine->mixed && engine->k && engine->v &&
              engine->gate && engine->up && engine->tiles && engine->row_segments;
@@ -466,11 +488,17 @@ Engine *tessella_new(const Stage *stage, int32_t threads, int32_t max_rows, int3
         ok = scratch->decoded && scratch->scores && scratch->products && scratch->queries && scratch->pages;
     }
     if (ok && threads > 1) {
+        /* Signals are for the threads that were there before. What a thread does to itself stays its own. */
+        sigset_t blocked, before;
+        sigfillset(&blocked);
+        sigdelset(&blocked, SIGSEGV), sigdelset(&blocked, SIGBUS), sigdelset(&blocked, SIGILL), sigdelset(&blocked, SIGFPE);
+        pthread_sigmask(SIG_BLOCK, &blocked, &before);
         ok = (engine->helpers = calloc((size_t)threads, sizeof *engine->helpers)) != NULL;
         for (int i = 1; ok && i < threads; i++) {
             engine->helpers[i] = (Helper){.engine = engine, .index = i};
             if (pthread_create(&engine->helpers[i].thread, NULL, helper_main, &engine->helpers[i])) engine->helpers[i].engine = NULL, ok = 0;
         }
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
     if (!ok) { tessella_free(engine); return NULL; }
     return engine;

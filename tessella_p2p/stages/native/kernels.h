@@ -13,6 +13,7 @@
 
 #define STEP_K 256 /* inner-dimension block that is decoded at a time: 256 × 16 floats fit a first-level cache */
 #define TILE_ROWS 6
+#define AHEAD 8 /* blocks */
 #define QUERY_ROWS 24 /* rows of one attention product */
 
 INLINE float V(sum)(V(f) a) {
@@ -136,15 +137,23 @@ TARGET static void V(decode)(int kind, const uint8_t *panel, int start, int coun
     }
 }
 
+/* Ask for the cache lines of the block that is AHEAD blocks further on, in one panel or two. */
+INLINE void V(fetch)(const uint8_t *panel, const int groups, size_t stride, const int block) {
+    for (int g = 0; g < groups; g += 2)
+        for (int line = 0; line < block; line += 64) __builtin_prefetch(panel + g / 2 * stride + AHEAD * block + line);
+}
+
 /* A few rows times `groups` neighbouring groups of eight outputs (half a panel, a panel, or two), with weights that are decoded in
    registers on their way: what generating runs on. As many chains at a time as there are registers for: `rows` × `groups`. x is one
    interleaved tile, [k][rows]. */
 INLINE void V(few_q4)(const int rows, const int groups, int k, const float *x, const uint8_t *panel, size_t stride, int group,
                       float *out, size_t ldo) {
     V(f) acc[8][4], d[4], m[4];
+    const size_t skipped = groups == 4 ? stride : 0;
     for (int r = 0; r < rows; r++)
         for (int g = 0; g < groups; g++) acc[r][g] = V(set)(0.0f);
     for (int start = 0; start < k; start += 32, panel += Q4_BLOCK) {
+        V(fetch)(panel + (start + 32 * AHEAD < k ? 0 : skipped), groups, stride, Q4_BLOCK);
         for (int g = 0; g < groups; g++) {
             const uint16_t *scales = (const uint16_t *)(panel + (group + g) / 2 * stride) + (group + g) % 2 * 8;
             d[g] = V(of_f16)(scales), m[g] = V(of_f16)(scales + 16);
@@ -172,9 +181,11 @@ INLINE void V(few_q4)(const int rows, const int groups, int k, const float *x, c
 INLINE void V(few_q8)(const int rows, const int groups, int k, const float *x, const uint8_t *panel, size_t stride, int group,
                       float *out, size_t ldo) {
     V(f) acc[8][4], d[4];
+    const size_t skipped = groups == 4 ? stride : 0;
     for (int r = 0; r < rows; r++)
         for (int g = 0; g < groups; g++) acc[r][g] = V(set)(0.0f);
     for (int start = 0; start < k; start += 32, panel += Q8_BLOCK) {
+        V(fetch)(panel + (start + 32 * AHEAD < k ? 0 : skipped), groups, stride, Q8_BLOCK);
         for (int g = 0; g < groups; g++)
             d[g] = V(of_f16)((const uint16_t *)(panel + (group + g) / 2 * stride) + (group + g) % 2 * 8);
         const float *at = x + (size_t)start * rows;
@@ -287,8 +298,8 @@ TARGET static void V(rotate)(int head_dim, const float *x, const float *cosines,
 TARGET static float V(softmax)(float *scores, int count, int padded) {
     float lanes[8];
     for (int i = count; i < padded; i++) scores[i] = -INFINITY;
-    V(f) largest = V(load)(scores);
-    for (int i = 8; i < padded; i += 8) largest = V(max)(largest, V(load)(scores + i));
+    V(f) largest = V(set)(-INFINITY); /* in this order a NaN never counts, however far the row is padded */
+    for (int i = 0; i < padded; i += 8) largest = V(max)(V(load)(scores + i), largest);
     V(store)(lanes, largest);
     float most = lanes[0];
     for (int i = 1; i < 8; i++) most = lanes[i] > most ? lanes[i] : most;
@@ -321,8 +332,9 @@ TARGET static void V(attend)(int num_queries, int group, int head_dim, int posit
     }
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < head_dim; i += 8)
+            /* + 0: a chain that stands at −0, because all of it underflowed, may have become +0 by zeros behind its own positions */
             V(store)(out + r / group * ldo + r % group * head_dim + i,
-                     V(mul)(V(load)(products + (size_t)r * head_dim + i), V(set)(inverse[r])));
+                     V(fma)(V(load)(products + (size_t)r * head_dim + i), V(set)(inverse[r]), V(set)(0.0f)));
 }
 
 static const Kernels V(kernels) = {V(panels), V(decode), V(rms_norm), V(silu_times), V(add_to), V(rotate), V(attend)};
