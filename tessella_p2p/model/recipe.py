@@ -115,7 +115,7 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
 RecipeName = Literal["f32", "q8_0", "q4_0", "torch-f32", "torch-f16", "torch-bf16", "torch-int4"]
 """The keys of `RECIPES`, for whoever types one."""
 
-DEFAULT_RECIPE: Final = "torch-int4"
+DEFAULT_RECIPE: Final = "f32"
 """What a mesh computes with unless it is told otherwise."""
 
 
