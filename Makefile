@@ -57,7 +57,7 @@ check-imports: $(INSTALLED)
 check-tests: setup
 	$(BIN)/pytest $(ARGS)
 
-bench: setup  ## Measure; ARGS names groups or --json FILE
+bench: setup  ## Measure beside llama.cpp; ARGS names groups, --rounds N or --json FILE
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 sim: $(INSTALLED)  ## Simulate a hundred nodes under churn, in virtual time

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import json_lines, mesh_client
 from benchmarks.json_lines import JsonLines
 from benchmarks.llama_cpp import LlamaCpp
-from benchmarks.results import Result, of_runs, ratio_of_runs
+from benchmarks.results import BenchmarkError, Result, of_runs, ratio_of_runs
 from benchmarks.token_runs import decode_rate, prompts
 from tessella_p2p.cli.demo_mesh import Mesh, MeshPlan, run_mesh
 from tessella_p2p.model.recipe import DEFAULT_RECIPE
@@ -32,6 +32,8 @@ LONG_PROMPT_TOKENS = 512
 BEST_LOCAL = "Q4_0"
 _SESSIONS = (1, 3, 8)
 _RPC_SEQUENCES = (1, 8)
+_ATTEMPTS = 8
+_WARM_UP_TOKENS = 16
 _HEALTHY_S = 300.0
 
 Report = Callable[[str], None]
@@ -65,16 +67,25 @@ async def _round(runs: _Runs, model: Path, solo: JsonLines, mesh: Mesh, peers: _
         )
         runs.of["rpc ttft"].append(rows[1].prefill_s)
     for sessions in _SESSIONS:
-        asked = prompts(sessions, PROMPT_TOKENS, seed)
+        asked, answers = await _whole_answers(mesh, sessions, seed)
+        runs.of[f"chain {sessions}"].append(decode_rate([answer.times for answer in answers]))
         times = (await solo.ask(prompts=asked, max_tokens=MAX_TOKENS))["times"]
         runs.of[f"solo {sessions}"].append(decode_rate(times))
-        answers = await mesh_client.generate(mesh.entry_url, MODEL, asked, MAX_TOKENS)
-        runs.of[f"chain {sessions}"].append(decode_rate([answer.times for answer in answers]))
         if sessions == 1:
             runs.of["added"].append(answers[0].extension["timings"]["hop_added_ms_p50"])
             runs.route = answers[0].extension["route"]
     if peers is not None:
         await _peers_round(runs, model, peers)
+
+
+async def _whole_answers(mesh: Mesh, sessions: int, seed: int) -> tuple[list[list[int]], list[mesh_client.Answer]]:
+    """Sessions that decode all their tokens; where one of them draws an end token on the way, other prompts are taken."""
+    for attempt in range(_ATTEMPTS):
+        asked = prompts(sessions, PROMPT_TOKENS, seed + 1000 * attempt)
+        answers = await mesh_client.generate(mesh.entry_url, MODEL, asked, MAX_TOKENS)
+        if all(len(answer.times) == MAX_TOKENS for answer in answers):
+            return asked, answers
+    raise BenchmarkError(f"{_ATTEMPTS} sets of {sessions} prompts had answers that ended before {MAX_TOKENS} tokens")
 
 
 async def _peers_round(runs: _Runs, model: Path, peers: _Peers) -> None:
@@ -102,7 +113,9 @@ async def _measure(model: Path, recipe: str, llama: LlamaCpp | None, rounds: int
             rpc = await stack.enter_async_context(llama.rpc_servers(STAGES))
             peers = _Peers(llama, rpc, await llama.requantised(model, BEST_LOCAL, report))
         report("chain: warming up")
-        await _round(_Runs(), model, solo, mesh, None, rounds)
+        short = prompts(max(_SESSIONS), _WARM_UP_TOKENS, rounds)
+        await mesh_client.generate(mesh.entry_url, MODEL, short, _WARM_UP_TOKENS)
+        await solo.ask(prompts=short, max_tokens=_WARM_UP_TOKENS)
         for number in range(rounds):
             report(f"chain: round {number + 1} of {rounds}")
             await _round(runs, model, solo, mesh, peers, number)
