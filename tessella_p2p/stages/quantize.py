@@ -9,7 +9,7 @@
 
 Recipes ``q8_0`` and ``q4_0`` quantise what would take more memory than theirs, with the rounding of ggml's reference
 (`quantize_row_q8_0_ref`, `quantize_row_q4_0_ref`). What is as small already is kept: to quantise Q4_1 again as Q4_0 saves nothing here
-and costs a fourth of the reference's tokens. The vocabulary's two matrices (embedding, output) are kept in 8 bits under ``q4_0`` too: an
+and costs a fourth of the reference's tokens. Under ``q4_0`` the vocabulary's two matrices (embedding, output) are kept in 8 bits: an
 error there goes straight into the logits, and llama.cpp keeps them finer as well.
 """
 
