@@ -5,7 +5,7 @@ of two that came together the higher tier goes first, and nobody starves: once a
 before it is at most one step of each other session. With room for everybody the order changes nothing.
 
 Groups. What a chain of ``k`` stages gains over one machine depends on how its ``n`` decoding sessions are cut into turns. A
-discrete-event simulation (a turn of ``b`` rows takes ``2.7 + 2.26 b`` ms, as measured for 15 layers on one core; hops of 0.25 to 1 ms;
+discrete-event simulation (a turn of ``b`` rows takes ``2.7 + 2.26 b`` ms, an assumption; hops of 0.25 to 1 ms;
 frames of one turn 0.05 ms apart; two stages) gave, as tokens per second over the same sessions on one machine:
 
     policy                                               1      3      8     16 sessions
@@ -30,6 +30,7 @@ from typing import Final
 
 from tessella_p2p.base.limits import MAX_PREFILL_ROWS_PER_TURN, PREFILL_ROWS_BESIDE_DECODES
 from tessella_p2p.stages.engine import SessionKey
+from tessella_p2p.stages.sessions import PAGE_POSITIONS
 from tessella_p2p.wire.messages import Tier
 
 SLACK_TURNS: Final[Mapping[Tier, int]] = {"VIP": 0, "Standard": 4, "Leech": 16}
@@ -92,11 +93,12 @@ def plan_turn(ready: Iterable[Waiting], *, decoding: bool = False, max_singles: 
     """Choose from the steps that wait, given in the order of their arrival.
 
     Every session's oldest step is a candidate. Single rows go in first: they are cheap, and somebody reads along. Prompt rows fill
-    what is left of a bound; a step that does not fit is cut, which leaves no trace in its bits. The bound is lower while sessions
-    decode, because they wait for the whole turn.
+    what is left of a bound; a step that does not fit is cut to whole pages of KV, so that the rest of it may still be in the prefix
+    cache. A cut leaves no trace in the bits. The bound is lower while sessions decode, because they wait for the whole turn.
 
     A single row is taken at most ``SLACK_TURNS[tier] + (sessions - 1) // max_singles`` turns after it became its session's oldest;
-    the first row of a prompt ``SLACK_TURNS[tier] + rows of the others' steps // PREFILL_ROWS_BESIDE_DECODES`` turns after.
+    the first row of a prompt ``SLACK_TURNS[tier]`` turns after, and one more for every `PREFILL_ROWS_BESIDE_DECODES` rows, or part of
+    them, in each of the others' steps.
 
     Args:
         ready: the steps.
@@ -110,7 +112,8 @@ def plan_turn(ready: Iterable[Waiting], *, decoding: bool = False, max_singles: 
     turn = [take for take in in_order if take.rows == 1][:max_singles]
     room = PREFILL_ROWS_BESIDE_DECODES if turn or decoding else MAX_PREFILL_ROWS_PER_TURN
     for take in in_order:
-        if take.rows > 1 and room > 0:
-            turn.append(Take(take.index, min(take.rows, room)))
-            room -= turn[-1].rows
+        rows = take.rows if take.rows <= room else room - room % PAGE_POSITIONS
+        if take.rows > 1 and rows > 0:
+            turn.append(Take(take.index, rows))
+            room -= rows
     return turn

@@ -18,7 +18,7 @@ def f32_mesh(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> It
         home=tmp_path_factory.mktemp("mesh"),
         model=str(smollm2_path),
         workers=3,
-        recipe="torch-f32",
+        recipe="f32",
         extra=("--wal-checkpoint-interval-secs", str(CHECKPOINT_S)),
     )
     with MeshThread(plan) as mesh:

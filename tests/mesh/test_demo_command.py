@@ -33,7 +33,7 @@ def test_every_split_gives_the_oracles_tokens_with_the_exact_recipe(
 ) -> None:
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps([{"prompt_ids": case.prompt_ids} for case in cases()]))
-    arguments = ("--recipe", "torch-f32", "--workers", str(workers), "--prompts", str(prompts), "--parallel", "8")
+    arguments = ("--recipe", "f32", "--workers", str(workers), "--prompts", str(prompts), "--parallel", "8")
     answers = run_demo(smollm2_path, *arguments)
     assert len(answers) == len(cases())
     for case, answer in zip(cases(), answers, strict=True):

@@ -52,8 +52,13 @@ def test_a_session_whose_next_row_is_still_on_its_way_counts_as_decoding() -> No
 
 
 def test_prompts_of_one_tier_share_a_turn_first_come_first_served() -> None:
-    rest = MAX_PREFILL_ROWS_PER_TURN - 100
-    assert plan_turn(waiting((1, 100), (2, 5000), (3, 7))) == [Take(0, 100), Take(1, rest)]
+    assert plan_turn(waiting((1, 100), (2, 100), (3, 7))) == [Take(0, 100), Take(1, 100), Take(2, 7)]
+
+
+def test_a_prompt_that_does_not_fit_is_cut_to_whole_pages() -> None:
+    rest = MAX_PREFILL_ROWS_PER_TURN - 128
+    assert plan_turn(waiting((1, 100), (2, 5000), (3, 7))) == [Take(0, 100), Take(1, rest), Take(2, 7)]
+    assert plan_turn(waiting((1, 200), (2, 5000))) == [Take(0, 200)]
 
 
 def test_only_a_sessions_oldest_step_runs() -> None:
@@ -169,7 +174,11 @@ def test_every_prompt_begins_within_the_stated_turns(prompts: list[tuple[Tier, i
     rows = [count for _, count in prompts] + [1] * decodes
     served = serve(sessions, 60, max_singles=None, rows=rows, seed=seed)
     for (tier, count), steps in zip(prompts, served, strict=False):
-        bound = SLACK_TURNS[tier] + (sum(rows) - count) // PREFILL_ROWS_BESIDE_DECODES
+        bound = (
+            SLACK_TURNS[tier]
+            + sum(-(-other // PREFILL_ROWS_BESIDE_DECODES) for other in rows)
+            - (-(-count // PREFILL_ROWS_BESIDE_DECODES))
+        )
         assert all(turn - arrived <= bound for arrived, turn in steps), (tier, bound, steps)
 
 
