@@ -60,13 +60,16 @@ def model_terms(
     # Torch looks tokens up in the stored embedding.
     embedding_bytes = size_of((EMBEDDING,)) if recipe.engine == "native" else tensors[EMBEDDING].size_bytes
     kv_bytes = 2 * config.kv_heads * config.head_dim * recipe.kv.size * num_sessions * max_positions
+    cached_bytes = 0  # what the prefix cache keeps beside the KV: the rows that a stage sent on
+    if recipe.engine == "native":
+        cached_bytes = config.hidden * recipe.activation.size * num_sessions * max_positions
     return ModelTerms(
         total_layers=config.layers,
         layer_mb=_mb(layer_bytes),
         kv_mb=_mb(kv_bytes),
         embedding_mb=_mb(embedding_bytes),
         head_mb=_mb(head_bytes),
-        overhead_mb=OVERHEAD_MB[recipe.engine],
+        overhead_mb=OVERHEAD_MB[recipe.engine] + _mb(cached_bytes),
         min_mb=MIN_CLAIM_MB,
         layer_cost=_MILLI,
         head_cost=int(_MILLI * head_time / layer_time),

@@ -106,7 +106,8 @@ class NativeEngine:
         )
         page_floats = len(layers) * config.kv_heads * 2 * config.head_dim * PAGE_POSITIONS
         page_bytes = page_floats * DType.F32.size
-        num_pages = _pages(max_sessions, max_positions, page_bytes, kv_bytes)
+        row_bytes_out = 0 if self.is_tail else config.hidden * self.wire_dtype.size
+        num_pages = _pages(max_sessions, max_positions, page_bytes + PAGE_POSITIONS * row_bytes_out, kv_bytes)
         # Zeros come from the operating system, so memory is committed as pages are written.
         self._arena: Floats = np.zeros((num_pages, page_floats), np.float32)
         self._kv = KvPages(
@@ -115,7 +116,7 @@ class NativeEngine:
             max_sessions=max_sessions,
             max_positions=max_positions,
             secret=os.urandom(32),
-            row_bytes_out=0 if self.is_tail else config.hidden * self.wire_dtype.size,
+            row_bytes_out=row_bytes_out,
         )
 
     @classmethod
@@ -160,7 +161,8 @@ class NativeEngine:
     @property
     def memory_bytes(self) -> int:
         """See `engine.StageEngine.memory_bytes`."""
-        return self._weights.nbytes + self._arena.nbytes + sum(table.nbytes for table in self._rotations)
+        kv = self._arena.nbytes + self._kv.max_outputs_bytes
+        return self._weights.nbytes + kv + sum(table.nbytes for table in self._rotations)
 
     @property
     def kv(self) -> KvUse:
@@ -293,7 +295,9 @@ class NativeEngine:
 
 
 def _pages(max_sessions: int, max_positions: int, page_bytes: int, kv_bytes: int | None) -> int:
-    """The KV budget in pages: what is given, or room for every session at its longest."""
+    """The KV budget in pages, what the prefix cache keeps beside each of them included: what is given, or room for every session at
+    its longest.
+    """
     most = max_sessions * -(-max_positions // PAGE_POSITIONS)
     if kv_bytes is None:
         return most
