@@ -7,7 +7,6 @@ same rounds, and stands beside each figure.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -197,7 +196,7 @@ async def _memory(model: Path, recipe: str) -> Result:
 
 async def _stage_memory(model: Path, recipe: str, layers: LayerRange) -> StageMemory:
     command = [sys.executable, "-m", stage_memory.__name__, str(model), recipe, str(layers.start), str(layers.end)]
-    ended = await trio.run_process(command, stdout=subprocess.PIPE, check=False)
+    ended = await trio.run_process(command, capture_stdout=True, check=False)
     if ended.returncode:
         raise BenchmarkError(f"the stage whose memory is measured ended with status {ended.returncode}")
     return StageMemory(**json.loads(ended.stdout))
