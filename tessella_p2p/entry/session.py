@@ -92,6 +92,7 @@ class Session:
         self._recipe = ""
         self._epoch = 0
         self._sampled: list[int] = []
+        self._failed_ahead: TessellaError | None = None
         self._timing = Timing(began=trio.current_time())
 
     @property
@@ -136,6 +137,8 @@ class Session:
             self._sampled.append(token)
             self._host.count_token()
             text = self._filter.feed(self._decoder.push(token))
+            if not self._filter.stopped and len(self._sampled) < self._prepared.max_tokens:
+                await self._send_ahead()
             yield Delta(text, (token,), self._scores(sampled))
             if self._filter.stopped:
                 reason = "stop"
@@ -169,11 +172,22 @@ class Session:
         top = tuple(scored(each.token_id, each.logprob) for each in sampled.top)
         return (TokenScores(scored(sampled.token_id, sampled.logprob), top),)
 
+    async def _send_ahead(self) -> None:
+        """Send the newest token on before the client gets it: the stages need not wait for a slower connection."""
+        assert self._chain is not None
+        try:
+            await self._chain.step(self._sampled[-1:], sample=True)
+        except REROUTABLE as error:
+            self._failed_ahead = error  # the client gets its token first
+
     async def _next(self) -> Sampled:
         """The next draw, over reroutes."""
         while True:
             assert self._chain is not None
             try:
+                error, self._failed_ahead = self._failed_ahead, None
+                if error is not None:
+                    raise error
                 if self._sampled and self._needs_step():
                     await self._chain.step(self._sampled[-1:], sample=True)
                 token = await self._chain.next_token()
