@@ -260,17 +260,26 @@ static void product_part(void *context, int unit, int thread) {
     p->engine->kernels->panels(p->matrix, first, end, p->rows, p->tile, p->x, p->out, p->ldo, p->engine->scratch[thread].decoded);
 }
 
-/* out = x [rows][columns of `matrix`] · matrixᵀ */
-static void multiply(Engine *engine, const Matrix *matrix, int rows, const float *x, float *out, size_t ldo) {
-    const int tile = tile_rows(matrix->kind, rows);
-    int panels = (matrix->outputs + PANEL - 1) / PANEL;
-    int parts = engine->threads == 1 ? 1 : panels < 4 * engine->threads ? panels : 4 * engine->threads;
-    if (rows > 1) {
-        interleave(rows, tile, matrix->columns, x, (size_t)matrix->columns, engine->tiles);
-        x = engine->tiles;
+typedef struct {
+    const Matrix *matrix;
+    float *out;
+    size_t ldo;
+} Output;
+
+/* For each output, out = x [rows][columns] · matrixᵀ; the matrices have the same columns. */
+static void multiply(Engine *engine, int rows, const float *x, int count, const Output *outputs) {
+    int interleaved = 0;
+    for (const Output *output = outputs; output < outputs + count; output++) {
+        const Matrix *matrix = output->matrix;
+        const int tile = tile_rows(matrix->kind, rows), panels = (matrix->outputs + PANEL - 1) / PANEL;
+        const int parts = engine->threads == 1 ? 1 : panels < 4 * engine->threads ? panels : 4 * engine->threads;
+        if (rows > 1 && tile != interleaved) {
+            interleave(rows, tile, matrix->columns, x, (size_t)matrix->columns, engine->tiles);
+            interleaved = tile;
+        }
+        Product product = {engine, matrix, rows > 1 ? engine->tiles : x, output->out, output->ldo, rows, tile, panels, parts};
+        for_each(engine, product_part, &product, parts);
     }
-    Product product = {engine, matrix, x, out, ldo, rows, tile, panels, parts};
-    for_each(engine, product_part, &product, parts);
 }
 
 /* ---- layers ---- */
@@ -388,17 +397,16 @@ int32_t tessella_forward(Engine *engine, float *x, const Segment *segments, int3
         const Layer *w = engine->layer = &s->layers[layer];
         engine->layer_index = layer;
         for_each(engine, attention_norm, engine, rows);
-        multiply(engine, &w->q, rows, engine->norm, engine->q, width);
-        multiply(engine, &w->k, rows, engine->norm, engine->k, kv_width);
-        multiply(engine, &w->v, rows, engine->norm, engine->v, kv_width);
+        const Output qkv[] = {{&w->q, engine->q, width}, {&w->k, engine->k, kv_width}, {&w->v, engine->v, kv_width}};
+        multiply(engine, rows, engine->norm, 3, qkv);
         for_each(engine, keep_row, engine, rows);
         for_each(engine, attend_unit, engine, units);
-        multiply(engine, &w->attention_output, rows, engine->mixed, engine->added, hidden);
+        multiply(engine, rows, engine->mixed, 1, &(Output){&w->attention_output, engine->added, hidden});
         for_each(engine, ffn_norm, engine, rows);
-        multiply(engine, &w->gate, rows, engine->norm, engine->gate, (size_t)s->ffn);
-        multiply(engine, &w->up, rows, engine->norm, engine->up, (size_t)s->ffn);
+        const Output gated[] = {{&w->gate, engine->gate, (size_t)s->ffn}, {&w->up, engine->up, (size_t)s->ffn}};
+        multiply(engine, rows, engine->norm, 2, gated);
         for_each(engine, activate, engine, rows);
-        multiply(engine, &w->down, rows, engine->gate, engine->added, hidden);
+        multiply(engine, rows, engine->gate, 1, &(Output){&w->down, engine->added, hidden});
         for_each(engine, add_ffn, engine, rows);
     }
     fesetenv(&before);
@@ -413,7 +421,8 @@ void tessella_logits(Engine *engine, const float *hidden, int32_t rows, float *l
     for (int row = 0; row < rows; row++)
         engine->kernels->rms_norm(s->hidden, hidden + (size_t)row * s->hidden, s->output_norm, s->eps,
                                   engine->norm + (size_t)row * s->hidden);
-    multiply(engine, &s->output, rows, engine->norm, logits, (size_t)(s->output.outputs + PANEL - 1) / PANEL * PANEL);
+    const size_t width = ((size_t)s->output.outputs + PANEL - 1) / PANEL * PANEL;
+    multiply(engine, rows, engine->norm, 1, &(Output){&s->output, logits, width});
     fesetenv(&before);
 }
 
