@@ -22,6 +22,8 @@
     │   ├── UnknownModel        a model nobody here serves
     │   ├── NoRoute             no ready stages cover every layer
     │   ├── Overloaded          a node at one of its limits
+    │   │   └── TooManyHopBodies    a stage with as many sessions as it serves: full, not broken
+    │   ├── HopBodyTooLarge     a prompt whose hidden states do not fit into one hop
     │   ├── PromptTooLong       more positions than the route accepts
     │   ├── StaleEpoch          a session was rerouted; this epoch is over
     │   ├── CacheMiss           the KV of a session is gone
@@ -166,6 +168,17 @@ class NoRoute(RefusalError):
 class Overloaded(RefusalError):
     code = "overloaded"
     http_status = 503
+
+
+class TooManyHopBodies(Overloaded):
+    """To be waited for: whoever turns to another stage at once pushes the same rows at every candidate."""
+
+    code = "too_many_hop_bodies"
+
+
+class HopBodyTooLarge(RefusalError):
+    code = "hop_body_too_large"
+    http_status = 413
 
 
 class PromptTooLong(RefusalError):

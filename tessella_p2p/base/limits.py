@@ -156,6 +156,8 @@ PREFILL_ROWS_BESIDE_DECODES = 64
 """Prompt rows that one turn computes beside decoding sessions, so that a long prompt does not starve them."""
 KV_IDLE_S = 10.0
 """A session that has had no step for so long may lose its KV to others: longer than one round over a route takes."""
+KV_OVERCOMMIT = 1.0
+"""KV pages that a stage may promise to sessions that are not idle, over those that it has."""
 MAX_EVICTED_REMEMBERED = 1024
 """Evicted sessions whose next step is told so."""
 

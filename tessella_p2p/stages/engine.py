@@ -192,7 +192,7 @@ class StageEngine(Protocol):
 
         Raises:
             PromptTooLong: ``max_positions`` is over the engine's, or over its whole KV budget.
-            Overloaded: as many sessions as the engine has are open.
+            TooManyHopBodies: as many sessions as the engine has are open, or their KV is promised to others.
             StaleEpoch: this (session, epoch) is open already, or a newer epoch of the session is.
         """
         ...

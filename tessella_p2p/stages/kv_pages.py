@@ -12,6 +12,11 @@ An engine keeps keys and values in an arena of pages of `PAGE_POSITIONS` positio
 A step that fails before `advance` leaves its session where it stood, provided that ``kv.revert(session, hit)`` follows where there
 was a hit. Pages that it was given stay with it; what was written behind `KvSession.position` is overwritten by the next step.
 
+**Promises.** An open session was promised the pages of its ``max_positions``. `open` refuses a newcomer where those of the sessions
+that are not idle (a step within `KV_IDLE_S`, or just opened) would come to more than ``overcommit`` times the budget. At 1, the
+default, a session that goes on stepping never lacks a page, whoever comes after it; but one that was idle and comes back may have
+to do without, or make a younger one do so.
+
 **Room.** `grow` takes free pages, then cached ones, then those of whole sessions: of the least recently used that are not in the
 batch and have had no step for `KV_IDLE_S`. So those who decode lose nothing to a burst of newcomers, who get `Overloaded` instead,
 as does a batch's youngest session where its elder needs the same page. The clock is the caller's: any that never goes back.
@@ -29,8 +34,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tessella_p2p.base.errors import Overloaded, TessellaError
-from tessella_p2p.base.limits import KV_IDLE_S
+from tessella_p2p.base.errors import Overloaded, TessellaError, TooManyHopBodies
+from tessella_p2p.base.limits import KV_IDLE_S, KV_OVERCOMMIT
 from tessella_p2p.stages.engine import Buffer, KvUse, SessionKey, StepInput
 from tessella_p2p.stages.page_pool import PagePool
 from tessella_p2p.stages.sessions import PAGE_POSITIONS, KvSession, SeenRows, SessionTable, pages_of
@@ -65,6 +70,7 @@ class KvPages:
         max_positions: positions that one session may have.
         secret: 16 to 64 random bytes, new for every engine; the key of all digests.
         row_bytes_out: of a row that the stage sends on; 0 at a tail.
+        overcommit: pages that may be promised to sessions that are not idle, over ``num_pages``.
     """
 
     def __init__(
@@ -76,12 +82,14 @@ class KvPages:
         max_positions: int,
         secret: bytes,
         row_bytes_out: int,
+        overcommit: float = KV_OVERCOMMIT,
     ) -> None:
         if num_pages < 1 or not 16 <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
             raise ValueError(f"{num_pages} pages and a secret of {len(secret)} bytes")
         self._page_bytes = page_bytes
         self._secret = secret
         self._row_bytes_out = row_bytes_out
+        self._most_promised = int(num_pages * overcommit)
         self._pool = PagePool(num_pages)
         self._sessions = SessionTable(max_sessions, min(max_positions, num_pages * PAGE_POSITIONS))
         self._turn = 0
@@ -118,13 +126,27 @@ class KvPages:
 
     # ---- sessions ----
 
-    def open(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> KvSession:
+    def open(self, key: SessionKey, max_positions: int, scope: bytes = b"", now: float = 0.0) -> KvSession:
         """Enter a session; it holds no page yet.
 
+        Args:
+            key: the session.
+            max_positions: the most that it may have.
+            scope: whose cached prefixes it may use and adds to.
+            now: as for `grow`.
+
         Raises:
-            PromptTooLong, Overloaded, StaleEpoch: see `engine.StageEngine.open_session`.
+            PromptTooLong, TooManyHopBodies, StaleEpoch: see `engine.StageEngine.open_session`.
         """
+        promised = sum(pages_of(other.max_positions) for other in self._sessions if not _is_idle(other, now))
         session = self._sessions.open(key, max_positions)
+        if promised + pages_of(max_positions) > self._most_promised:
+            self._sessions.close(key)
+            raise TooManyHopBodies(
+                f"{promised} of the {self._pool.num_pages} KV pages of this stage are promised to sessions at work; "
+                f"{max_positions} positions take {pages_of(max_positions)}: it is full, not broken"
+            )
+        session.used_at = now
         if scope:
             session.seen = SeenRows(self._hash(b"tessella scope", scope))
         return session
@@ -202,7 +224,7 @@ class KvPages:
         if missing <= 0:
             return True
         # Those of the batch were used just now.
-        idle = [session for session in self._sessions if session.num_pages and now - session.used_at >= KV_IDLE_S]
+        idle = [session for session in self._sessions if session.num_pages and _is_idle(session, now)]
         idle.sort(key=lambda session: session.used_turn)
         let_go: dict[int, int] = {}
         victims: list[KvSession] = []
@@ -313,3 +335,7 @@ class KvPages:
         running = hashlib.blake2b(first, key=self._secret, digest_size=_DIGEST_BYTES, person=purpose)
         running.update(then)
         return running.digest()
+
+
+def _is_idle(session: KvSession, now: float) -> bool:
+    return now - session.used_at >= KV_IDLE_S

@@ -176,7 +176,7 @@ class NativeEngine:
 
     def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `engine.StageEngine.open_session`."""
-        self._kv.open(key, max_positions, scope)
+        self._kv.open(key, max_positions, scope, time.monotonic())
 
     def close_session(self, key: SessionKey) -> None:
         """See `engine.StageEngine.close_session`."""

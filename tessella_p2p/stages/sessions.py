@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tessella_p2p.base.errors import CacheMiss, InvalidStep, Overloaded, PromptTooLong, StaleEpoch, TessellaError
+from tessella_p2p.base.errors import CacheMiss, InvalidStep, PromptTooLong, StaleEpoch, TessellaError, TooManyHopBodies
 from tessella_p2p.base.limits import MAX_EVICTED_REMEMBERED
 from tessella_p2p.stages.engine import Buffer, SessionKey, StepInput
 
@@ -109,7 +109,7 @@ class SessionTable:
         """Take a slot for a session; it holds no page yet.
 
         Raises:
-            PromptTooLong, Overloaded, StaleEpoch: see `engine.StageEngine.open_session`.
+            PromptTooLong, TooManyHopBodies, StaleEpoch: see `engine.StageEngine.open_session`.
         """
         if not 1 <= max_positions <= self.max_positions:
             raise PromptTooLong(f"{max_positions} positions; this stage accepts 1 to {self.max_positions}")
@@ -117,7 +117,7 @@ class SessionTable:
             if other.session == key.session and other.epoch >= key.epoch:
                 raise StaleEpoch(f"session {key} is open here already, at epoch {other.epoch}")
         if not self._free_slots:
-            raise Overloaded(f"all {self.max_sessions} sessions of this stage are taken; try another one")
+            raise TooManyHopBodies(f"all {self.max_sessions} sessions of this stage are taken: it is full, not broken")
         pages = np.zeros(pages_of(max_positions), np.int32)
         session = KvSession(key, self._free_slots.pop(), max_positions, pages, pages.ctypes.data, self._num_opened)
         self._num_opened += 1

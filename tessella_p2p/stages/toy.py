@@ -120,7 +120,7 @@ class ToyEngine:
 
     def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `engine.StageEngine.open_session`."""
-        self._pages.open(key, max_positions, scope)
+        self._pages.open(key, max_positions, scope, self._now())
         self._chains[key] = [bytes(_ROW_BYTES)] * len(self.layers)
 
     def close_session(self, key: SessionKey) -> None:

@@ -22,7 +22,8 @@ def key(number: int, epoch: int = 1) -> SessionKey:
     return SessionKey(SessionId(number.to_bytes(16, "big")), epoch)
 
 
-def new_pages(num_pages: int = 8, max_sessions: int = 5, max_positions: int = 1024) -> KvPages:
+def new_pages(num_pages: int = 8, max_sessions: int = 5, max_positions: int = 1024, overcommit: float = 8.0) -> KvPages:
+    """Pages that are promised so often over that what happens without room can be seen."""
     return KvPages(
         num_pages=num_pages,
         page_bytes=1000,
@@ -30,6 +31,7 @@ def new_pages(num_pages: int = 8, max_sessions: int = 5, max_positions: int = 10
         max_positions=max_positions,
         secret=SECRET,
         row_bytes_out=ROW_BYTES_OUT,
+        overcommit=overcommit,
     )
 
 
@@ -73,8 +75,8 @@ class ModelEngine:
     def over(cls, kv: KvPages) -> ModelEngine:
         return cls(kv, np.zeros((kv.use.pages_total, PAGE_POSITIONS), np.uint32))
 
-    def open(self, session: SessionKey, max_positions: int, scope: bytes = b"") -> KvSession:
-        opened = self.kv.open(session, max_positions, scope)
+    def open(self, session: SessionKey, max_positions: int, scope: bytes = b"", now: float = 0.0) -> KvSession:
+        opened = self.kv.open(session, max_positions, scope, now)
         self.histories[session], self.states[session] = b"", []
         return opened
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessella_p2p.base.errors import CacheMiss, InvalidStep, Overloaded, PromptTooLong, StaleEpoch
-from tessella_p2p.base.limits import KV_IDLE_S, MAX_EVICTED_REMEMBERED
+from tessella_p2p.base.errors import CacheMiss, InvalidStep, Overloaded, PromptTooLong, StaleEpoch, TooManyHopBodies
+from tessella_p2p.base.limits import KV_IDLE_S, KV_OVERCOMMIT, MAX_EVICTED_REMEMBERED
 from tessella_p2p.stages.engine import StepInput
 from tessella_p2p.stages.kv_pages import PAGE_POSITIONS, KvPages
 from tessella_p2p.wire.frames import DType
@@ -59,7 +59,7 @@ def test_sessions_are_counted_even_without_pages() -> None:
     kv = new_pages(max_sessions=2)
     slots = {kv.open(key(number), 64).slot for number in (1, 2)}
     assert slots == {0, 1}
-    with pytest.raises(Overloaded):
+    with pytest.raises(TooManyHopBodies):
         kv.open(key(3), 64)
     kv.close(key(1))
     assert kv.open(key(3), 64).slot == 0
@@ -97,6 +97,76 @@ def test_the_table_of_a_session_never_moves() -> None:
         assert model.run(key(1), b"xyz") == 0
     assert session.pages is table
     assert session.pages.ctypes.data == address == session.pages_address
+
+
+# ---- promises ----
+
+
+def strict(num_pages: int, max_sessions: int = 20) -> ModelEngine:
+    """As a stage has it: no page is promised twice to sessions at work."""
+    return ModelEngine.over(new_pages(num_pages, max_sessions, overcommit=KV_OVERCOMMIT))
+
+
+def test_a_newcomer_waits_for_pages_that_others_will_need_later_in_their_answers() -> None:
+    model = strict(num_pages=4)
+    model.open(key(1), 192)
+    assert model.run(key(1), b"x") == 0  # holds one page, and was promised three
+    with pytest.raises(TooManyHopBodies, match="3 of the 4 KV pages"):
+        model.open(key(2), 128)
+    assert len(model.kv) == 1
+    model.open(key(3), 64)
+    assert model.run(key(3), b"z" * 64) == 0
+    assert model.run(key(1), b"x" * 191) == 0
+    model.close(key(1))
+    model.open(key(2), 128)
+
+
+def test_who_idles_keeps_nobody_out_and_its_pages_until_they_are_needed() -> None:
+    model = strict(num_pages=3)
+    model.open(key(1), 128)
+    assert model.run(key(1), b"x" * 65) == 0
+    with pytest.raises(TooManyHopBodies):
+        model.open(key(2), 192, now=KV_IDLE_S - 0.1)
+    model.open(key(2), 192, now=KV_IDLE_S)
+    assert model.run(key(2), b"z" * 64, KV_IDLE_S) == 0
+    assert model.kv.use.sessions_evicted == 0
+    assert model.run(key(2), b"z", KV_IDLE_S) == 0
+    assert isinstance(model.run(key(1), b"x", KV_IDLE_S), CacheMiss)
+
+
+def test_a_session_that_was_just_opened_counts_before_its_first_step() -> None:
+    model = strict(num_pages=2)
+    model.open(key(1), 128, now=100.0)
+    with pytest.raises(TooManyHopBodies):
+        model.open(key(2), 64, now=100.0 + KV_IDLE_S / 2)
+    model.open(key(2), 64, now=100.0 + KV_IDLE_S)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["open", "step", "close"]), st.integers(1, 8), st.integers(1, 300)), max_size=60)
+)
+@settings(max_examples=60, deadline=None)
+def test_a_session_at_work_gets_every_page_that_it_was_promised(events: list[tuple[str, int, int]]) -> None:
+    model = strict(num_pages=7)
+    room: dict[int, int] = {}
+    for what, number, positions in events:
+        if what == "open" and number not in room:
+            try:
+                model.open(key(number), positions)
+            except TooManyHopBodies:
+                assert sum(-(-each // PAGE_POSITIONS) for each in (*room.values(), positions)) > 7
+            else:
+                room[number] = positions
+        elif what == "step" and number in room:
+            left = room[number] - len(model.histories[key(number)])
+            if left:
+                assert model.run(key(number), b"r" * min(left, positions)) == 0
+        elif what == "close":
+            model.close(key(number))
+            room.pop(number, None)
+    for number, positions in room.items():
+        rest = positions - len(model.histories[key(number)])
+        assert not rest or model.run(key(number), b"r" * rest) == 0
 
 
 # ---- room ----
@@ -370,7 +440,7 @@ def test_cached_outputs_go_with_their_pages() -> None:
 
 
 def test_a_tail_caches_pages_without_outputs() -> None:
-    kv = KvPages(num_pages=4, page_bytes=1, max_sessions=2, max_positions=256, secret=SECRET, row_bytes_out=0)
+    kv = KvPages(num_pages=8, page_bytes=1, max_sessions=2, max_positions=256, secret=SECRET, row_bytes_out=0)
     first, second = (kv.open(key(number), 256, b"s") for number in (1, 2))
     assert kv.grow([(first, 64)], 0.0) == [None]
     kv.advance(first, 64, PAGE)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessella_p2p.base.errors import CacheMiss, InvalidStep, Overloaded, PromptTooLong, StaleEpoch
+from tessella_p2p.base.errors import CacheMiss, InvalidStep, PromptTooLong, StaleEpoch, TooManyHopBodies
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.stages.engine import Sampled, StepAnswer, StepInput, StepOutput, TokenSampler
 from tessella_p2p.stages.sampler import Sampler, SamplingParams
@@ -98,7 +98,7 @@ def test_sessions_are_bounded_and_epochs_fenced() -> None:
     with pytest.raises(PromptTooLong):
         engine.open_session(key_of(2), 5)
     engine.open_session(key_of(1, epoch=2), 4)
-    with pytest.raises(Overloaded):
+    with pytest.raises(TooManyHopBodies):
         engine.open_session(key_of(3), 4)
     engine.close_session(key_of(1, epoch=1))
     engine.close_session(key_of(1, epoch=1))
@@ -142,13 +142,14 @@ def test_a_cached_prefix_changes_no_token_and_another_scope_has_none(cut: int) -
 def test_an_idle_session_makes_room_and_is_told_so() -> None:
     clock = [0.0]
     engine = ToyEngine(MODEL, MODEL_LAYERS, num_pages=2, max_positions=2 * PAGE, now=lambda: clock[0])
-    for session in (1, 2, 3):
+    for session in (1, 2):
         engine.open_session(key_of(session), PAGE)
     assert engine.forward([first_step(1, [1]), first_step(2, [1])]) == [None, None]
-    (full,) = engine.forward([first_step(3, [1])])
-    assert isinstance(full, Overloaded)
+    with pytest.raises(TooManyHopBodies):
+        engine.open_session(key_of(3), PAGE)
     clock[0] = 60.0
     assert engine.forward([first_step(2, [1], position=1)]) == [None]
+    engine.open_session(key_of(3), PAGE)
     (room,) = engine.forward([first_step(3, [1, 2, 3, 4], sample=GREEDY)])
     assert room == Sampled(token_after([1, 2, 3, 4]))
     (missed,) = engine.forward([first_step(1, [1], position=1)])
