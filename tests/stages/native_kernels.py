@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -48,7 +50,7 @@ class OneLayer:
     """A layer with one KV head whose matrices a test chooses; those that it leaves out are zero. Values: head_dim = hidden = ffn."""
 
     def __init__(
-        self, size: int, positions: int, *, portable: bool = False, threads: int = 1, **matrices: Doubles
+        self, size: int, positions: int, *, matrices: Mapping[str, Doubles], portable: bool = False, threads: int = 1
     ) -> None:
         zero = np.zeros((size, size))
         names = ("q", "k", "v", "attention_output", "gate", "up", "down")

@@ -24,7 +24,7 @@ NUM_LAYERS = 2
 SAMPLED = Sampler(SamplingParams(temperature=1.0, seed=11))
 
 
-@pytest.fixture(scope="module", params=["torch-f32", "torch-int4"])
+@pytest.fixture(scope="module", params=["f32", "q8_0", "q4_0", "torch-f32", "torch-int4"])
 def recipe(request: pytest.FixtureRequest) -> Recipe:
     return RECIPES[request.param]
 
@@ -64,8 +64,15 @@ SCHEDULES: dict[str, Callable[[], Iterable[Turn]]] = {
 }
 
 
+FEW_SCHEDULES = {"alone, chunks of 32", "together, chunks of 7", "any order 1"}
+
+
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
-def test_batches_and_chunks_leave_no_trace(one_stage: list[StageEngine], rows: dict[int, bytes], schedule: str) -> None:
+def test_batches_and_chunks_leave_no_trace(
+    one_stage: list[StageEngine], rows: dict[int, bytes], recipe: Recipe, schedule: str
+) -> None:
+    if recipe.engine == "torch" and schedule not in FEW_SCHEDULES:
+        pytest.skip("the schedules that torch's slower kernels take are enough to show a difference")
     assert play(one_stage, PROMPTS, SCHEDULES[schedule]()).rows == rows
 
 
@@ -75,21 +82,26 @@ def test_single_rows_are_prompt_rows(one_stage: list[StageEngine], rows: dict[in
     assert all(rows[session].startswith(got[session]) for session in short)
 
 
-def test_two_threads_leave_no_trace(load: Callable[..., list[StageEngine]], rows: dict[int, bytes]) -> None:
-    assert play(load(0, NUM_LAYERS, threads=2), PROMPTS, mixed(PROMPTS, 3)).rows == rows
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_leave_no_trace(
+    load: Callable[..., list[StageEngine]], rows: dict[int, bytes], recipe: Recipe, threads: int
+) -> None:
+    if threads > 2 and recipe.engine == "torch":
+        pytest.skip("torch's threads are the process's, and 2 show it")
+    assert play(load(0, NUM_LAYERS, threads=threads), PROMPTS, mixed(PROMPTS, threads + 1)).rows == rows
 
 
 def test_a_cut_leaves_no_trace(load: Callable[..., list[StageEngine]], rows: dict[int, bytes]) -> None:
     assert play(load(0, 1, NUM_LAYERS), PROMPTS, mixed(PROMPTS, 4)).rows == rows
 
 
-def test_the_whole_models_draws_are_those_of_any_split(load: Callable[..., list[StageEngine]]) -> None:
+def test_the_whole_models_draws_are_those_of_any_split(load: Callable[..., list[StageEngine]], recipe: Recipe) -> None:
     """Draws at temperature 1 over random tokens: a logit's last bit is seldom harmless at all of them."""
-    prompts = random_prompts([24, 5], VOCABULARY, seed=5)
+    prompts = random_prompts([24 if recipe.engine == "native" else 10, 5], VOCABULARY, seed=5)
     whole = play(load(0, 30), prompts, alone(prompts, 1), SAMPLED).tokens
     split = play(load(0, 11, 19, 30), prompts, ragged(prompts, 3), SAMPLED).tokens
-    assert len(whole) == 29
-    assert len(split) == 10
+    assert len(whole) == sum(map(len, prompts.values()))
+    assert len(split) == sum(-(-len(prompt) // 3) for prompt in prompts.values())
     assert split.items() <= whole.items()
 
 

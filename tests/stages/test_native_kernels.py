@@ -72,8 +72,8 @@ def test_plain_numbers_need_no_whole_blocks(kind: GgmlType) -> None:
 
 @pytest.mark.parametrize("portable", [False, True])
 def test_every_float16_is_decoded_exactly(portable: bool) -> None:
-    halves = np.arange(1 << 16, dtype=np.uint16)
-    halves = halves[np.isfinite(halves.view(np.float16))].reshape(-1, 16)
+    every = np.arange(1 << 16, dtype=np.uint16)
+    halves = every[np.isfinite(every.view(np.float16))].reshape(-1, 16)
     kernels = tail(Packed(halves.view(np.uint8), GgmlType.F16), portable=portable)
     x = 4 * np.eye(16, dtype=np.float32)  # normalised: the same
     assert np.array_equal(kernels.logits(x, len(halves)), 4 * halves.view(np.float16).T.astype(np.float32))
@@ -113,10 +113,8 @@ def place(rows: slice, column: int, numbers: npt.ArrayLike) -> Doubles:
 
 def silu(gates: Floats, *, portable: bool = False) -> Floats:
     """Of 48 numbers."""
-    layer = OneLayer(
-        SIZE, 1, portable=portable, gate=place(FREE, 0, gates / 2), up=place(FREE, 0, 0.5), down=np.eye(SIZE)
-    )
-    return layer.forward(ROW[None])[0, FREE]
+    matrices = {"gate": place(FREE, 0, gates / 2), "up": place(FREE, 0, 0.5), "down": np.eye(SIZE)}
+    return OneLayer(SIZE, 1, matrices=matrices, portable=portable).forward(ROW[None])[0, FREE]
 
 
 def test_silu_and_the_exponential_are_numpys_over_their_whole_range() -> None:
@@ -136,25 +134,24 @@ def test_silu_and_the_exponential_are_numpys_over_their_whole_range() -> None:
 
 def lower_share(score: float | np.float32, *, portable: bool = False) -> np.float32:
     """softmax([score, 0])[0] for a score below 0, by attention over two positions with the values 1 and 0."""
-    both = [1, 1]
-    layer = OneLayer(
-        SIZE,
-        2,
-        portable=portable,
-        q=place(slice(0, 1), 0, np.sqrt(SIZE) / 2),
-        k=place(slice(0, 2), 0, [score / 4, 0]) + place(slice(0, 1), 1, score / 4),
-        v=np.vstack([[*(np.array(both) / 4), *np.zeros(SIZE - 2)], np.zeros((SIZE - 1, SIZE))]),
-        attention_output=place(FREE, 0, 1.0),
-    )
+    value = np.zeros((SIZE, SIZE))
+    value[0, :2] = 0.25
+    matrices = {
+        "q": place(slice(0, 1), 0, np.sqrt(SIZE) / 2),
+        "k": place(slice(0, 1), 0, score / 4) + place(slice(0, 1), 1, score / 4),
+        "v": value,
+        "attention_output": place(FREE, 0, 1.0),
+    }
+    layer = OneLayer(SIZE, 2, matrices=matrices, portable=portable)
     other = ROW.copy()
     other[1] = -2
     got: Floats = layer.forward(np.stack([ROW, other]))[1, FREE]
     assert (got == got[0]).all()
-    return got[0]
+    return np.float32(got[0])
 
 
 def test_softmax_is_numpys_down_to_where_weights_become_zero() -> None:
-    for score in np.float32([*-np.linspace(0.125, 86.875, 30), *-(2.0 ** -np.arange(1, 20, 3))]):
+    for score in np.concatenate([-np.linspace(0.125, 86.875, 30), -(2.0 ** -np.arange(1, 20, 3))]).astype(np.float32):
         weight = np.exp(np.float64(score))
         got = lower_share(score)
         assert abs(got / (weight / (1 + weight)) - 1) < 5 * 2.0**-24
@@ -182,8 +179,8 @@ def test_a_zeros_sign_does_not_tell_what_ran_beside_it(value: float) -> None:
     rows = rows.astype(np.float32)
     # head_dim of the output matrix is the identity: the sign of a zero reaches the row where that holds −0 itself
     matrices = {"q": q, "k": k, "v": v, "attention_output": np.eye(size)}
-    whole = OneLayer(size, positions, **matrices).forward(rows)
-    steps = OneLayer(size, positions, **matrices)
+    whole = OneLayer(size, positions, matrices=matrices).forward(rows)
+    steps = OneLayer(size, positions, matrices=matrices)
     apart = np.concatenate([steps.forward(rows[i : i + 1], i) for i in range(positions)])
     assert apart.tobytes() == whole.tobytes()
 
@@ -231,7 +228,8 @@ def test_kernels_may_be_closed_twice_or_dropped() -> None:
 
 
 def threading_count() -> int:
-    return psutil.Process().num_threads()
+    count: int = psutil.Process().num_threads()
+    return count
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks")
