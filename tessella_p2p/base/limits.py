@@ -31,6 +31,7 @@ HOP_TIMEOUT_S = 10.0
 PREFILL_CHUNK = 128
 """Positions of one prefill step."""
 MAX_SESSIONS_PER_STAGE = 64
+"""Sessions that an engine may be made for; a stage serves as many as its engine was."""
 MAX_QUEUED_STEPS = 256
 """Steps that wait at one stage."""
 MAX_QUEUED_FRAMES = 64
@@ -264,6 +265,10 @@ MAX_QUEUED_CONTROL = 1024
 """Receipts, errors and closes that wait for one neighbour's stream; a peer that reads none of them is dropped."""
 MAX_HOP_LINKS = 256
 """Outbound hop streams of one node; an idle one makes room."""
+MAX_HOP_SESSIONS = 2 * MAX_SESSIONS_PER_STAGE
+"""Sessions of one node, those that freed their KV and wait for a last receipt included."""
+FULL_PATIENCE_S = HOP_TIMEOUT_S
+"""How long an entry waits for a place at full stages before a request's first token."""
 MAX_HOP_STREAMS_PER_PEER = 4
 """Inbound hop streams of one peer: one is used, the others may be the remains of broken connections."""
 SESSION_IDLE_S = 120.0

@@ -82,6 +82,7 @@ class NodeStatus:
     hop_timeout_secs: float
     max_concurrent_hop_bodies: int
     hop_bodies_in_flight: int
+    max_hop_body_bytes: int
     device: DeviceHealth
     orchestrator: OrchestratorView
     credits: Credits | None = None
@@ -146,6 +147,7 @@ def status_json(status: NodeStatus, version: str, models: Sequence[str]) -> dict
         "hop_timeout_secs": status.hop_timeout_secs,
         "max_concurrent_hop_bodies": status.max_concurrent_hop_bodies,
         "hop_bodies_in_flight": status.hop_bodies_in_flight,
+        "max_hop_body_bytes": status.max_hop_body_bytes,
         "peer_failures": dict(status.peer_failures),
         "device": device,
         "gpu": device,

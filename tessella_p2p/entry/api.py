@@ -136,6 +136,7 @@ class Entry(Protocol):
         Leaving the context, or cancelling inside it, closes the session: every stage frees its KV within a step.
 
         Raises:
-            InvalidRequest, UnknownModel, PromptTooLong, NoRoute, Overloaded: before any peer works for the request.
+            InvalidRequest, UnknownModel, PromptTooLong, HopBodyTooLarge, NoRoute, Overloaded: before any peer works for the request.
+            TooManyHopBodies: its stages stayed full.
         """
         ...

@@ -11,6 +11,8 @@ from tessella_p2p.base.limits import MAX_BLAMED_PEERS
 FADE_S = 30.0
 ACCUSED = 100.0
 """What a failure costs the peer that is named, in units of one queued session."""
+FULL = 20.0
+"""What it costs a peer to be full: others first, for a while."""
 SUSPECTED = 10.0
 """What it costs each stage that may have made the story up. A stage that accuses others is suspected each time, they but sometimes."""
 _MOST = 1_000.0
@@ -23,18 +25,22 @@ class Blame:
         self._penalties: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # (penalty, trio time of it)
         self._failures: OrderedDict[PeerId, int] = OrderedDict()
 
-    def note(self, accused: PeerId | None, suspects: Collection[PeerId], now: float) -> None:
+    def note(
+        self, accused: PeerId | None, suspects: Collection[PeerId], now: float, *, is_failure: bool = True
+    ) -> None:
         """A session failed at ``now`` (seconds).
 
         Args:
             accused: whose fault it is said to be.
             suspects: who may have to do with it as well; the accused may be among them.
+            is_failure: else the accused was at a limit: that is no failure, and is not counted as one.
         """
         for peer in suspects:
             if peer != accused:
                 self._add(peer, SUSPECTED, now)
         if accused is not None:
-            self._add(accused, ACCUSED, now)
+            self._add(accused, ACCUSED if is_failure else FULL, now)
+        if accused is not None and is_failure:
             self._failures[accused] = self._failures.pop(accused, 0) + 1
             if len(self._failures) > MAX_BLAMED_PEERS:
                 self._failures.popitem(last=False)

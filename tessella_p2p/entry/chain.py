@@ -25,12 +25,10 @@ from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import (
     MAX_ADDRESSES,
     MAX_OPEN_ADDRESS_BYTES,
-    MAX_QUEUED_STEPS,
-    PREFILL_CHUNK,
     REQUEST_TTL_MS,
     SESSION_IDLE_S,
 )
-from tessella_p2p.entry.plan import EntryContext, SessionPlan, Token, tail_history
+from tessella_p2p.entry.plan import EntryContext, SessionPlan, Token, prefill_chunk, tail_history
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.stages.faults import error_of
 from tessella_p2p.stages.frame_link import FrameLink
@@ -119,8 +117,7 @@ class Chain:
         await self._send(
             Frame(Kind.OPEN, *self.key, body=encode_message(m.OpenFrame(open=envelope, capability=capability)))
         )
-        # A stage takes so many steps of a session at once; a very long prompt goes in larger ones.
-        chunk = max(PREFILL_CHUNK, -(-2 * len(ids) // MAX_QUEUED_STEPS))
+        chunk = prefill_chunk(len(ids))
         for start in range(0, len(ids), chunk):
             await self.step(ids[start : start + chunk], sample=start + chunk >= len(ids))
 

@@ -9,16 +9,24 @@ from typing import Literal
 from pydantic import ValidationError
 
 from tessella_p2p.base.clock import WallClock
-from tessella_p2p.base.errors import InvalidRequest
+from tessella_p2p.base.errors import HopBodyTooLarge, InvalidRequest
 from tessella_p2p.base.ids import SessionId
-from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, MAX_HISTORY_IDS
+from tessella_p2p.base.limits import (
+    CHECKPOINT_S,
+    HOP_TIMEOUT_S,
+    MAX_HISTORY_IDS,
+    MAX_HOP_BYTES,
+    MAX_QUEUED_STEPS,
+    MIB,
+    PREFILL_CHUNK,
+)
 from tessella_p2p.entry.api import GenerateRequest
 from tessella_p2p.net.network import Network
 from tessella_p2p.stages.engine import Sampled
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Sequencer
-from tessella_p2p.wire.frames import TraceEntry
+from tessella_p2p.wire.frames import DType, TraceEntry
 from tessella_p2p.wire.keys import NodeKey
 
 
@@ -113,6 +121,29 @@ def check_history(sampling: m.Sampling, prompt: Sequence[int], max_tokens: int) 
             f"max_tokens: with penalties the answer, and with repetition_penalty the distinct tokens of the prompt, are at most "
             f"{MAX_HISTORY_IDS} tokens; {max_tokens} and {of_prompt} are asked for",
             "max_tokens",
+        )
+
+
+def prefill_chunk(num_ids: int) -> int:
+    """Positions of one step out of so many known ones: a stage takes few enough steps at once that very many go in larger ones."""
+    return max(PREFILL_CHUNK, -(-2 * num_ids // MAX_QUEUED_STEPS))
+
+
+def check_hop_body(hidden_size: int, max_positions: int) -> None:
+    """See to it beforehand that a step's hidden states fit into one hop, also in a new epoch late in the answer.
+
+    Args:
+        hidden_size: elements of a row, of at most 4 bytes each.
+        max_positions: of the prompt and the answer that is asked for.
+
+    Raises:
+        HopBodyTooLarge: they would not.
+    """
+    body_bytes = min(prefill_chunk(max_positions), max_positions) * hidden_size * DType.F32.size
+    if body_bytes > MAX_HOP_BYTES:
+        raise HopBodyTooLarge(
+            f"{max_positions} positions of this model go through the stages in pieces of {body_bytes / MIB:.0f} MiB; one hop "
+            f"carries {MAX_HOP_BYTES // MIB} MiB. Ask for less at once"
         )
 
 

@@ -28,7 +28,7 @@ from tessella_p2p.entry.api import GenerateRequest, Prepared
 from tessella_p2p.entry.blame import Blame
 from tessella_p2p.entry.chain import Chain
 from tessella_p2p.entry.codec import PromptCodec
-from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, sampling_of
+from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, check_hop_body, sampling_of
 from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
@@ -57,6 +57,8 @@ class ServedModel:
     manifest_root: bytes
     recipes: tuple[str, ...]
     """Their own names, in order of preference; each is served in one or more drift classes."""
+    hidden_size: int = 0
+    """Elements of a row of hidden states, to bound what a request makes the stages send; 0 where nothing of them is known."""
 
 
 class EntryService:
@@ -197,7 +199,7 @@ class EntryService:
         """
         own = self._context.network.peer_id
         accused = error.peer if error.peer != own or own in suspects else None
-        self._blame.note(accused, suspects, trio.current_time())
+        self._blame.note(accused, suspects, trio.current_time(), is_failure=not isinstance(error, Overloaded))
 
     # ---- requests ----
 
@@ -212,6 +214,7 @@ class EntryService:
             raise InvalidRequest("seed is from 0 to 2**64 - 1", "seed")
         sampling = sampling_of(request, seed, self._model.codec.vocabulary)
         check_history(sampling, ids, max_tokens)
+        check_hop_body(self._model.hidden_size, len(ids) + (request.max_tokens or 1))
         with self._counted():
             tier, ticket = await self._grant(request_id, route.recipe, len(ids) + max_tokens)
             plan = SessionPlan(

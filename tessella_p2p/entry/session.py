@@ -13,9 +13,11 @@ from tessella_p2p.base.errors import (
     Overloaded,
     RemoteProtocolError,
     TessellaError,
+    TooManyHopBodies,
     TransportError,
 )
 from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import FULL_PATIENCE_S
 from tessella_p2p.entry.api import (
     Delta,
     Finished,
@@ -91,6 +93,8 @@ class Session:
         self._chain: Chain | None = None
         self._recipe = ""
         self._epoch = 0
+        self._full_since: float | None = None  # since then only full stages were met
+        self._full_pause_s = _POLL_S
         self._sampled: list[int] = []
         self._failed_ahead: TessellaError | None = None
         self._timing = Timing(began=trio.current_time())
@@ -195,6 +199,7 @@ class Session:
                 await self._reroute(error)
                 continue
             self._timing.note(token, trio.current_time())
+            self._full_since = None
             return token.sampled
 
     def _needs_step(self) -> bool:
@@ -207,6 +212,7 @@ class Session:
 
         Raises:
             TransportError, Overloaded, RemoteProtocolError: the reroutes are used up; says what happened last.
+            TooManyHopBodies: there was no place in time.
             NoRoute: no route came in time.
         """
         while True:
@@ -224,13 +230,33 @@ class Session:
                 fault_of=error.peer,
                 reason=str(error),
             )
-            route = await self._wait_for_route(error)
+            if isinstance(error, TooManyHopBodies):
+                await self._wait_for_room(error)
+                route = await self._wait_for_route(None)
+            else:
+                self._full_since = None
+                route = await self._wait_for_route(error.peer)
             again = await self._start(route, (*self._prepared.prompt_ids, *self._sampled))
             if again is None:
                 return
             error = again
 
-    async def _wait_for_route(self, error: TessellaError) -> Route:
+    async def _wait_for_room(self, full: TooManyHopBodies) -> None:
+        """Wait before anybody is asked again, each time twice as long: at once, every candidate would get the prompt in turn.
+
+        Raises:
+            TooManyHopBodies: that was long enough.
+        """
+        now = trio.current_time()
+        if self._full_since is None:
+            self._full_since, self._full_pause_s = now, _POLL_S
+        left_s = self._full_since + (RECOVERY_S if self._sampled else FULL_PATIENCE_S) - now
+        if left_s <= 0:
+            raise full
+        await trio.sleep(min(self._full_pause_s, left_s))
+        self._full_pause_s = min(2 * self._full_pause_s, _LAST_PAUSE_S)
+
+    async def _wait_for_route(self, avoided: PeerId | None) -> Route:
         """A route without the peer at fault; any route, once waiting for another one has taken long enough."""
         began = trio.current_time()
         # The peer at fault may be back, or be slandered: after a while, each time a longer one, it gets another chance.
@@ -243,7 +269,7 @@ class Session:
                 if now >= began + RECOVERY_S:
                     raise
             else:
-                if now >= began + pause_s or all(stage.peer_id != error.peer for stage in route.stages):
+                if now >= began + pause_s or all(stage.peer_id != avoided for stage in route.stages):
                     return route
             await trio.sleep(_POLL_S)
 

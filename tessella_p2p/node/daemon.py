@@ -166,6 +166,7 @@ def _plan(config: NodeConfig, artifact: Artifact, recipe: str) -> NodePlan:
             codec=ArtifactCodec(artifact, SystemClock()),
             manifest_root=artifact.root,
             recipes=(config.recipe, *(name for name in RECIPES if name != config.recipe)),
+            hidden_size=artifact.config.hidden,
         ),
         orchestrator=orchestrator.peer_id,
         orchestrator_address=orchestrator.address,

@@ -12,7 +12,7 @@ import trio
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import StorageError, TessellaError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE, MIB
+from tessella_p2p.base.limits import DEFAULT_MAX_SESSIONS, MAX_HOP_BYTES, MIB
 from tessella_p2p.bridge.node_view import (
     Assignment,
     Credits,
@@ -130,8 +130,9 @@ class LiveNodeView:
             max_input_tokens=facts.max_input_tokens or measured,
             max_input_tokens_source="declared" if facts.max_input_tokens else "measured",
             hop_timeout_secs=facts.hop_timeout_s,
-            max_concurrent_hop_bodies=MAX_SESSIONS_PER_STAGE,
+            max_concurrent_hop_bodies=stage.engine.max_sessions if stage is not None else DEFAULT_MAX_SESSIONS,
             hop_bodies_in_flight=worker.hops.open_sessions if worker is not None else 0,
+            max_hop_body_bytes=MAX_HOP_BYTES,
             device=_device(facts.device, stage),
             orchestrator=OrchestratorView(
                 peer_id=facts.orchestrator, reachable=self._roles.discovery.view.orchestrator_reachable

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tessella_p2p.base.errors import InvalidStep
-from tessella_p2p.base.limits import MAX_QUEUED_STEPS
+from tessella_p2p.base.limits import MAX_HOP_BYTES, MAX_QUEUED_STEPS
 from tessella_p2p.stages.engine import StageEngine
 from tessella_p2p.wire.frames import DType, Frame, Header
 
@@ -23,6 +23,7 @@ class StepIntake:
     Attributes:
         dtype: of the rows.
         row_bytes: of one row.
+        max_rows: of one step: more would not fit into the hop that takes them on.
         max_positions: of the session.
         num_stages_before: each of them adds one trace entry.
         positions: taken so far; the next new step begins here.
@@ -31,6 +32,7 @@ class StepIntake:
 
     dtype: DType
     row_bytes: int
+    max_rows: int
     max_positions: int
     num_stages_before: int
     positions: int = field(default=0, init=False)
@@ -40,14 +42,15 @@ class StepIntake:
     def for_engine(cls, engine: StageEngine, max_positions: int, num_stages_before: int) -> StepIntake:
         """The intake in front of ``engine``."""
         dtype, width = (DType.U32, 1) if engine.is_head else (engine.wire_dtype, engine.hidden_size)
-        return cls(dtype, width * dtype.size, max_positions, num_stages_before)
+        max_rows = MAX_HOP_BYTES // (engine.hidden_size * engine.wire_dtype.size)
+        return cls(dtype, width * dtype.size, max_rows, max_positions, num_stages_before)
 
     def judge(self, header: Header) -> Verdict:
         """Whether a STEP is the next one, or one that was taken before: a step is idempotent.
 
         Raises:
-            InvalidStep: it leaves a gap, repeats only in part, has another dtype, size or trace than it should, goes beyond the
-                session's positions, or too many wait.
+            InvalidStep: it leaves a gap, repeats only in part, has another dtype, size or trace than it should, or more rows than one
+                hop takes on, goes beyond the session's positions, or too many wait.
         """
         end = header.position + header.rows
         if end <= self.positions:
@@ -61,6 +64,8 @@ class StepIntake:
                 f"{header.body_bytes} bytes of {header.dtype.name} in {header.rows} rows; "
                 f"a row here is {self.row_bytes} bytes of {self.dtype.name}"
             )
+        if header.rows > self.max_rows:
+            raise InvalidStep(f"{header.rows} rows in one step; one hop takes {self.max_rows} of them on")
         if header.trace_entries != self.num_stages_before:
             raise InvalidStep(f"a trace of {header.trace_entries} stages behind {self.num_stages_before}")
         if self.num_waiting >= MAX_QUEUED_STEPS:

@@ -13,9 +13,10 @@ from tessella_p2p.base.errors import (
     RemoteProtocolError,
     StaleEpoch,
     TessellaError,
+    TooManyHopBodies,
 )
 from tessella_p2p.base.ids import PeerId, SessionId
-from tessella_p2p.base.limits import MAX_HOP_STREAMS_PER_PEER, MAX_SESSIONS_PER_STAGE, OPEN_BURST, OPENS_PER_S
+from tessella_p2p.base.limits import MAX_HOP_SESSIONS, MAX_HOP_STREAMS_PER_PEER, OPEN_BURST, OPENS_PER_S
 from tessella_p2p.dht.rate_limit import RateLimit
 from tessella_p2p.net.network import Stream
 from tessella_p2p.stages.faults import error_frame
@@ -50,7 +51,7 @@ class HopServer:
     @property
     def open_sessions(self) -> int:
         """Sessions that hold KV right now, or wait for it."""
-        return len(self._sessions)
+        return sum(not session.freed.is_set() for session in self._sessions.values())
 
     def attach(self, stage: StageService, identity: StageIdentity) -> None:
         """Serve ``stage`` from now on."""
@@ -111,27 +112,43 @@ class HopServer:
         try:
             if self._stage is None or self._nursery is None:
                 raise Overloaded("this node serves no stage right now: it is loading or draining")
-            if len(self._sessions) >= MAX_SESSIONS_PER_STAGE:
-                raise Overloaded(f"this stage serves {len(self._sessions)} sessions already")
+            stage, identity = self._stage
+            older = self._older(frame.session, frame.epoch)
+            self._check_quota(stage, replaced=sum(not session.freed.is_set() for session in older))
             if not self._opens.allows(link.peer, trio.current_time()):
                 raise Overloaded(f"over {OPENS_PER_S:.0f} opens a second")
-            stage, identity = self._stage
             opening = self._verified(link, frame, identity)
         except TessellaError as error:
             log.info("session refused", peer=link.peer, code=error.code, reason=str(error))
             self.refuse(link, frame.session, frame.epoch, error)
             return
-        older = [
-            session
-            for (session_id, epoch), session in self._sessions.items()
-            if session_id == frame.session and epoch < frame.epoch
-        ]
         for session in older:
             session.stop(StaleEpoch(f"epoch {frame.epoch} of this session was opened"))
         session = StageSession(self._context, stage, opening, link, older)
         self._sessions[opening.key] = session
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         self._nursery.start_soon(self._run_session, session)
+
+    def _older(self, session_id: SessionId, epoch: int) -> list[StageSession]:
+        """The session's earlier epochs, which a newer one ends."""
+        return [
+            session for (other, before), session in self._sessions.items() if other == session_id and before < epoch
+        ]
+
+    def _check_quota(self, stage: StageService, replaced: int) -> None:
+        """Refuse what is one too many, before anything is verified.
+
+        A session has one body at a time in the engine, so the quota of hop bodies is that of sessions with KV; who only waits for a
+        last receipt is not counted among them.
+
+        Raises:
+            TooManyHopBodies: the stage serves as many sessions as its engine holds.
+        """
+        holding, quota = self.open_sessions - replaced, stage.engine.max_sessions
+        if holding >= quota:
+            raise TooManyHopBodies(f"this stage serves {holding} sessions of {quota}: it is full, not broken; wait")
+        if len(self._sessions) >= MAX_HOP_SESSIONS:
+            raise TooManyHopBodies(f"{len(self._sessions)} sessions of this stage wait for their last receipts: wait")
 
     def _verified(self, link: FrameLink, frame: Frame, identity: StageIdentity) -> Opening:
         try:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message
 
 from tessella_p2p.base.errors import NoRoute, PromptTooLong, TessellaError, UnknownModel
 from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import MAX_HOP_BYTES
 from tessella_p2p.bridge.app import create_app
 from tessella_p2p.bridge.node_view import (
     Assignment,
@@ -162,6 +163,7 @@ class StaticNode:
             hop_timeout_secs=10.0,
             max_concurrent_hop_bodies=4,
             hop_bodies_in_flight=1,
+            max_hop_body_bytes=MAX_HOP_BYTES,
             device=DeviceHealth("cpu", healthy=True),
             orchestrator=OrchestratorView(PeerId("12D3KooWOrchestrator"), reachable=True),
             credits=Credits(1_500_000, "Standard"),

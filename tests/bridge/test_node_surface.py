@@ -45,6 +45,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
         "hop_timeout_secs": 10.0,
         "max_concurrent_hop_bodies": 4,
         "hop_bodies_in_flight": 1,
+        "max_hop_body_bytes": 64 << 20,
         "peer_failures": {"12D3KooWTail": 2},
         "device": device,
         "gpu": device,

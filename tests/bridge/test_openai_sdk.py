@@ -8,6 +8,7 @@ import trio
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from tessella_p2p.base.errors import (
+    HopBodyTooLarge,
     HopTimeout,
     InvalidRequest,
     NotAuthorized,
@@ -15,6 +16,7 @@ from tessella_p2p.base.errors import (
     StaleEpoch,
     StreamReset,
     TessellaError,
+    TooManyHopBodies,
 )
 from tests.bridge.bridge_doubles import ANSWER, MODEL, NO_ROUTE, SpeakingEntry, app_for, serving
 
@@ -110,6 +112,8 @@ async def test_models_are_listed_and_retrieved() -> None:
         (StaleEpoch("rerouted"), openai.ConflictError, "stale_epoch"),
         (NO_ROUTE, openai.InternalServerError, "no_route"),
         (Overloaded("full"), openai.InternalServerError, "overloaded"),
+        (TooManyHopBodies("full"), openai.InternalServerError, "too_many_hop_bodies"),
+        (HopBodyTooLarge("long"), openai.APIStatusError, "hop_body_too_large"),
         (StreamReset("gone"), openai.InternalServerError, "stream_reset"),
         (HopTimeout("slow"), openai.InternalServerError, "hop_timeout"),
     ],

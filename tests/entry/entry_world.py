@@ -202,6 +202,7 @@ async def entry_world(
     *,
     max_input_tokens: int | None = None,
     hop_timeout_s: float = 10.0,
+    hidden_size: int = 0,
 ) -> AsyncIterator[EntryWorld]:
     """An entry that knows a raw stage for each of ``ranges``; of equal ones it prefers the first."""
     fabric, date = MemoryFabric(random.Random(1), clock, constant_latency(0.02)), SimulatedClock(clock)
@@ -218,7 +219,7 @@ async def entry_world(
         context = EntryContext(
             network, ENTRY_KEY, date, ClockSequencer(), links, rng.randbytes, hop_timeout_s=hop_timeout_s
         )
-        model = ServedModel(MODEL_ID, ToyCodec(ToyModel(TOTAL)), ROOT, (RECIPE,))
+        model = ServedModel(MODEL_ID, ToyCodec(ToyModel(TOTAL)), ROOT, (RECIPE,), hidden_size)
         entry = EntryService(context, model, discovery, None, max_input_tokens=max_input_tokens)
         async with trio.open_nursery() as nursery:
             await nursery.start(links.run)

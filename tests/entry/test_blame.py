@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_BLAMED_PEERS
-from tessella_p2p.entry.blame import ACCUSED, FADE_S, SUSPECTED, Blame
+from tessella_p2p.entry.blame import ACCUSED, FADE_S, FULL, SUSPECTED, Blame
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -18,6 +18,14 @@ def test_the_accused_counts_most_and_each_teller_of_the_story_a_little() -> None
     blame.note(C, [A, B, C], 0.0)
     assert blame.penalties(0.0) == {A: SUSPECTED, B: SUSPECTED, C: ACCUSED}
     assert dict(blame.failures) == {C: 1}
+
+
+def test_a_full_peer_comes_after_others_and_is_not_counted_as_failing() -> None:
+    blame = Blame()
+    blame.note(B, [A, B], 0.0, is_failure=False)
+    assert blame.penalties(0.0) == {A: SUSPECTED, B: FULL}
+    assert SUSPECTED < FULL < ACCUSED
+    assert not blame.failures
 
 
 def test_penalties_fade() -> None:

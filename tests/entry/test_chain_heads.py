@@ -8,15 +8,17 @@ import pytest
 import trio
 
 from tessella_p2p.base.errors import (
+    HopBodyTooLarge,
     HopTimeout,
     NoRoute,
     Overloaded,
     PromptTooLong,
     RemoteProtocolError,
     TessellaError,
+    TooManyHopBodies,
 )
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import MAX_ENTRY_SESSIONS, MAX_STAGES, PREFILL_CHUNK, SESSION_IDLE_S
+from tessella_p2p.base.limits import FULL_PATIENCE_S, MAX_ENTRY_SESSIONS, MAX_STAGES, PREFILL_CHUNK, SESSION_IDLE_S
 from tessella_p2p.entry.api import GenerateRequest
 from tessella_p2p.entry.chain import first_addresses
 from tessella_p2p.entry.session import MAX_REROUTES
@@ -35,6 +37,7 @@ from tests.worker.raw_peer import error_frame, raw_peer
 
 HERE = len(PROMPT)
 FIRST, SECOND = LayerRange(0, 3), LayerRange(3, 6)
+FULL = "too_many_hop_bodies"
 
 
 @pytest.fixture
@@ -284,6 +287,92 @@ async def test_no_answer_at_all_ends_in_a_timeout(clock: VirtualClock) -> None:
         assert isinstance(asked.error, HopTimeout | NoRoute)
 
 
+# ---- full stages ----
+
+
+async def test_a_full_stage_is_waited_for_and_is_no_failure(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(1)
+        stage = world.stages[0]
+        session, times = await stage.session(), [trio.current_time()]
+        for _ in range(4):
+            await session.hop.send(error_frame(session.body, FULL, stage.peer.peer_id, stage.peer.peer_id))
+            session = await stage.session(session.hop)
+            times.append(trio.current_time())
+        await finish(session)
+        await asked.done.wait()
+        assert asked.token_ids == [7]
+        assert not world.failures()
+        pauses = [later - earlier for earlier, later in pairwise(times)]
+        assert [round(pause) for pause in pauses] == [0, 1, 1, 2]
+        assert pauses == sorted(pauses)
+
+
+async def test_other_candidates_get_the_prompt_only_after_a_pause_and_one_at_a_time(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE, WHOLE, WHOLE]) as world:
+        asked = world.ask(1)
+        began = trio.current_time()
+        for number, stage in enumerate(world.stages[:2]):
+            session = await stage.session()
+            assert trio.current_time() - began >= (0.0, 0.25)[number]
+            await session.hop.send(error_frame(session.body, FULL, stage.peer.peer_id, stage.peer.peer_id))
+            await session.closed()
+        await finish(await world.stages[2].session())
+        assert 0.75 <= trio.current_time() - began < 2.0
+        await asked.done.wait()
+        assert asked.token_ids == [7]
+        assert not world.failures()
+
+
+async def test_a_mesh_that_stays_full_is_told_to_the_client_within_the_hop_timeout(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(1)
+        stage, hop, num_asked = world.stages[0], None, 0
+        began = trio.current_time()
+        while not asked.done.is_set():
+            with trio.move_on_after(5.0):
+                session = await stage.session(hop)
+                hop, num_asked = session.hop, num_asked + 1
+                await hop.send(error_frame(session.body, FULL, stage.peer.peer_id, stage.peer.peer_id))
+        assert isinstance(asked.error, TooManyHopBodies)
+        assert asked.error.http_status == 503
+        assert 3 < num_asked < 9
+        assert trio.current_time() - began < FULL_PATIENCE_S + 6.0
+        assert not world.failures()
+
+
+@pytest.mark.parametrize("code", [FULL, "overloaded", "cache_miss"])
+async def test_a_stage_that_is_full_in_mid_answer_costs_the_client_nothing_but_time(
+    clock: VirtualClock, code: str
+) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(4)
+        stage = world.stages[0]
+        session = await stage.session()
+        await session.known()
+        await session.answer(await session.open_tokens(), HERE, [7, 8])
+        await session.step()
+        for refusal in (code, FULL, FULL):
+            await session.hop.send(error_frame(session.body, refusal, stage.peer.peer_id, stage.peer.peer_id))
+            session = await stage.session(session.hop)
+        assert await session.known() == [*PROMPT, 7, 8]
+        await session.answer(await session.open_tokens(), HERE + 2, [9, 10])
+        await asked.done.wait()
+        assert asked.error is None
+        assert asked.token_ids == [7, 8, 9, 10]
+
+
+async def test_a_head_that_calls_an_honest_tail_full_is_not_chosen_again(clock: VirtualClock) -> None:
+    async with entry_world(clock, [FIRST, FIRST, SECOND]) as world:
+        liar, honest, tail = world.stages
+        asked = world.ask(1)
+        session = await liar.session()
+        await session.hop.send(error_frame(session.body, FULL, liar.peer.peer_id, tail.peer.peer_id))
+        await finish(await honest.session(), tail)
+        await asked.done.wait()
+        assert asked.token_ids == [7]
+
+
 # ---- admission ----
 
 
@@ -305,6 +394,13 @@ async def test_a_prompt_over_the_nodes_own_limit_is_refused_before_any_peer_work
         await finish(await world.stages[0].session())
         await asked.done.wait()
         assert asked.token_ids == [7]
+
+
+async def test_a_prompt_that_does_not_fit_into_hops_is_refused_before_any_peer_works(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE], hidden_size=16384) as world:
+        world.announce(world.stages[0], max_positions=1 << 20)
+        said = await refused(world, HopBodyTooLarge, [1] * 300_000, 1)
+        assert "64 MiB" in said
 
 
 async def test_a_stage_with_little_room_is_passed_over_by_those_who_need_more(clock: VirtualClock) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessella_p2p.base.errors import InvalidRequest
-from tessella_p2p.base.limits import MAX_HISTORY_IDS
+from tessella_p2p.base.errors import HopBodyTooLarge, InvalidRequest
+from tessella_p2p.base.limits import MAX_HISTORY_IDS, MAX_HOP_BYTES, MAX_POSITIONS, MAX_QUEUED_STEPS, PREFILL_CHUNK
 from tessella_p2p.entry.api import GenerateRequest
-from tessella_p2p.entry.plan import check_history, sampling_of, tail_history
+from tessella_p2p.entry.plan import check_history, check_hop_body, prefill_chunk, sampling_of, tail_history
 from tessella_p2p.wire import messages as m
 
 VOCABULARY = 100
@@ -104,3 +104,28 @@ def test_a_history_that_was_admitted_fits_at_every_point_of_the_answer(
     of_prompt = len(set(prompt)) if repetition != 1.0 else 0
     assert history_answer == (len(answer) if repetition != 1.0 or presence else 0)
     assert len(history) == 4 * (of_prompt + history_answer)
+
+
+# ---- hops ----
+
+
+@given(st.integers(1, MAX_POSITIONS), st.sampled_from([0, 64, 576, 2048, 8192, 16384]))
+def test_what_passes_the_check_goes_through_in_few_enough_steps_that_fit_into_a_hop(
+    positions: int, hidden_size: int
+) -> None:
+    chunk = prefill_chunk(positions)
+    assert chunk >= PREFILL_CHUNK
+    assert -(-positions // chunk) <= MAX_QUEUED_STEPS
+    if min(chunk, positions) * hidden_size * 4 <= MAX_HOP_BYTES:
+        check_hop_body(hidden_size, positions)
+    else:
+        with pytest.raises(HopBodyTooLarge, match="64 MiB"):
+            check_hop_body(hidden_size, positions)
+
+
+def test_only_very_long_prompts_of_very_wide_models_are_too_large_for_a_hop() -> None:
+    check_hop_body(2048, MAX_POSITIONS)
+    check_hop_body(16384, 131_072)
+    with pytest.raises(HopBodyTooLarge) as caught:
+        check_hop_body(16384, MAX_POSITIONS)
+    assert caught.value.http_status == 413

@@ -81,6 +81,8 @@ async def test_a_serving_node_shows_its_layers_its_credits_and_its_peers(tmp_pat
         assert status.proofs.settled == 1
         assert status.credits is not None
         assert status.credits.micro_credits == 6 * 6 * 1000
+        assert (status.max_concurrent_hop_bodies, status.hop_bodies_in_flight) == (16, 0)
+        assert status.max_hop_body_bytes == 64 << 20
         assert (status.max_input_tokens, status.max_input_tokens_source) == (2048, "measured")
         peers = view.peers(MODEL_ID)
         assert {peer.peer_id for peer in peers} == {node.peer_id for node in mesh.nodes}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import InvalidStep
 from tessella_p2p.base.ids import LayerRange, SessionId
-from tessella_p2p.base.limits import MAX_QUEUED_STEPS
+from tessella_p2p.base.limits import MAX_HOP_BYTES, MAX_QUEUED_STEPS
 from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import HEADER_BYTES, DType, Frame, Header, Kind, TraceEntry, encode_frame, parse_header
@@ -86,3 +86,14 @@ def test_so_many_steps_wait_and_no_more() -> None:
         gate.judge(header(step(MAX_QUEUED_STEPS, 1)))
     gate.finish()
     assert gate.judge(header(step(MAX_QUEUED_STEPS, 1))) == "new"
+
+
+def test_more_rows_than_one_hop_takes_on_are_refused_at_the_head_that_got_them_as_few_bytes() -> None:
+    wide = ToyEngine(ToyModel(6), LayerRange(0, 3))
+    wide.hidden_size = 8192
+    gate = StepIntake.for_engine(wide, 5000, 0)
+    assert gate.max_rows == MAX_HOP_BYTES // (8192 * 4) == 2048
+    fits, over = (step(0, rows, dtype=DType.U32, trace=(), body=bytes(4 * rows)) for rows in (2048, 2049))
+    assert gate.judge(header(fits)) == "new"
+    with pytest.raises(InvalidStep, match="2049 rows"):
+        gate.judge(header(over))

@@ -158,7 +158,7 @@ async def test_a_new_epoch_ends_the_old_one_and_takes_its_place_on_a_full_stage(
             await mesh.begin(hop, body)
         full = mesh.body()
         await hop.send(mesh.entry.open_frame(full))
-        assert (await hop.error()).code == "overloaded"
+        assert (await hop.error()).code == "too_many_hop_bodies"
         again = bodies[0].model_copy(update={"epoch": 1})
         tokens = await mesh.begin(hop, again)
         said = await hop.error()
