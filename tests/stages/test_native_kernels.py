@@ -168,21 +168,36 @@ def test_the_root_mean_square_is_numpys() -> None:
     assert (np.abs(got - expected) <= 1e-6 * np.abs(expected)).all()
 
 
-@pytest.mark.parametrize("value", [-1e-40, 1e-40, -3e-45])
-def test_a_zeros_sign_does_not_tell_what_ran_beside_it(value: float) -> None:
-    """Values that underflow leave −0 in a chain, which zeros from positions behind its own could turn into +0."""
-    rng = np.random.default_rng(1)
-    size, positions = 32, 70
-    v = rng.choice(np.array([-value, value, 0.0]), (size, size))
-    q, k = (rng.standard_normal((size, size)) * 3 for _ in range(2))
-    rows = np.where(rng.random((positions, size)) < 0.5, -0.0, rng.standard_normal((positions, size)) * 1e-20)
-    rows = rows.astype(np.float32)
-    # head_dim of the output matrix is the identity: the sign of a zero reaches the row where that holds −0 itself
-    matrices = {"q": q, "k": k, "v": v, "attention_output": np.eye(size)}
-    whole = OneLayer(size, positions, matrices=matrices).forward(rows)
-    steps = OneLayer(size, positions, matrices=matrices)
-    apart = np.concatenate([steps.forward(rows[i : i + 1], i) for i in range(positions)])
-    assert apart.tobytes() == whole.tobytes()
+def test_a_zeros_sign_does_not_tell_what_ran_beside_it() -> None:
+    """A chain whose products underflow stands at −0, which a weight of 0 times a later position's value would turn into +0.
+
+    Each matrix here only keeps that sign alive up to the layer's output.
+    """
+    tiny = 1e-30  # its square underflows
+    rows = np.tile(ROW, (3, 1))
+    rows[:, 16] = -0.0
+    rows[1, 1] = -2
+    rows[0, 62] = rows[1, 63] = rows[1, 60] = -tiny
+    rows[2, 61] = 1
+    value, out, down = (np.zeros((SIZE, SIZE)) for _ in range(3))
+    value[0, 60] = value[1, 61] = value[1, 62] = 1
+    value[1, 63] = tiny
+    out[16] = down[16] = -0.0
+    out[16, 0] = down[16, 0] = tiny
+    out[16, 1] = 1
+    matrices = {
+        "q": place(slice(0, 1), 0, np.sqrt(SIZE) / 2),
+        "k": place(slice(0, 1), 0, -20.0) + place(slice(0, 1), 1, -20.0),
+        "v": value,
+        "attention_output": out,
+        "gate": place(slice(0, 1), 0, 1.0),
+        "up": place(slice(0, 1), 0, -tiny),
+        "down": down,
+    }
+    together = OneLayer(SIZE, 3, matrices=matrices).forward(rows)
+    steps = OneLayer(SIZE, 3, matrices=matrices)
+    apart = np.concatenate([steps.forward(rows[i : i + 1], i) for i in range(3)])
+    assert together.tobytes() == apart.tobytes()
 
 
 # ---- the known answer ----
