@@ -8,6 +8,7 @@ import numpy as np
 
 from tessella_p2p.base.errors import NotCertified
 from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.limits import MAX_MODEL_WIDTH
 from tessella_p2p.model.config import EMBEDDING, OUTPUT_NORM, ModelConfig
 from tessella_p2p.model.gguf import GgmlType, GgufFile
 from tessella_p2p.model.recipe import Recipe
@@ -53,6 +54,8 @@ def check_shape(config: ModelConfig) -> None:
             raise NotCertified(
                 f"the native kernels need a {name} that is a multiple of {multiple}; this model has {value}"
             )
+    if config.heads * config.head_dim > MAX_MODEL_WIDTH:
+        raise NotCertified(f"{config.heads} heads of {config.head_dim} are over {MAX_MODEL_WIDTH} wide")
     if group > QUERY_ROWS:
         raise NotCertified(
             f"the native kernels take up to {QUERY_ROWS} query heads per KV head; this model has {group}"

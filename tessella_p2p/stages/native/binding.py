@@ -138,7 +138,7 @@ class LayerArrays:
 
 
 class Kernels:
-    """A stage's arrays and the buffers to compute with them. One call at a time.
+    """A stage's arrays and the buffers to compute with them. One call at a time, none after `close`, and none in a forked child.
 
     Args:
         shape: hidden, heads, kv_heads, head_dim, ffn.
