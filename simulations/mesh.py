@@ -86,6 +86,7 @@ class MeshShape:
         bootstraps: bootstrap nodes.
         dead_bootstraps: bootstrap addresses at which nobody answers; they stand before the others in every list.
         compute_s: virtual seconds of a turn's first row on every stage.
+        kv_pages: of each stage's engine; None for as many as its sessions may need.
     """
 
     layers: int = 12
@@ -95,6 +96,7 @@ class MeshShape:
     compute_s: float = _ROW_S
     checkpoint_s: float = 5.0
     hop_timeout_s: float = 10.0
+    kv_pages: int | None = None
     record: bool = False
     """Keep what the orchestrator receives."""
 
@@ -260,7 +262,7 @@ class SimulatedMesh:
 
         async def load(layers: LayerRange) -> StageService:
             def load_engine() -> ToyEngine:
-                engine = ToyEngine(self.model, layers)
+                engine = ToyEngine(self.model, layers, num_pages=self.shape.kv_pages, now=trio.current_time)
                 return engine if self.watch is None else self.watch.engine(engine, node.peer_id, start)
 
             await trio.sleep(1.0 + node.rng.random())

@@ -287,6 +287,13 @@ MAX_OPEN_ADDRESS_BYTES = 32 * KIB
 """Addresses in one chain-open, of all stages together."""
 MAX_BLAMED_PEERS = 1024
 """Peers whose failures an entry remembers."""
+REPORT_PERIOD_S = 10.0
+"""How long failures are collected before they are reported, each peer once."""
+MAX_WAITING_REPORTS = 32
+"""Peers whose failures wait to be reported."""
+REPORT_RATE_PER_S = 1.0
+REPORT_BURST = 64
+"""Reports of one peer that an orchestrator counts."""
 MAX_PROOF_MARKS = 512
 """Marks of one proof; beyond them every second one is left out, then three of four, and so on."""
 HELD_RETRY_S = 24 * 3600.0

@@ -33,6 +33,7 @@ from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
 from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.model.coverage import walk
 from tessella_p2p.model.recipe import by_preference
 from tessella_p2p.wire import messages as m
@@ -67,6 +68,7 @@ class EntryService:
     Args:
         client: asks for grants and the list of stages; without one every request is served unpaid.
         max_input_tokens: the longest prompt that is accepted; None for what the route holds.
+        reports: of peers that failed this entry itself; None where nobody is told.
     """
 
     def __init__(
@@ -77,12 +79,14 @@ class EntryService:
         client: OrchestratorClient | None,
         *,
         max_input_tokens: int | None = None,
+        reports: FailureReports | None = None,
     ) -> None:
         self._context = context
         self._model = model
         self._discovery = discovery
         self._client = client
         self._max_input_tokens = max_input_tokens
+        self._reports = reports
         self._table = TokenTable(context.checkpoint_s)
         self._blame = Blame()
         self._scope_secret = context.random_bytes(32)
@@ -200,6 +204,9 @@ class EntryService:
         own = self._context.network.peer_id
         accused = error.peer if error.peer != own or own in suspects else None
         self._blame.note(accused, suspects, trio.current_time(), is_failure=not isinstance(error, Overloaded))
+        # Where others passed the story on it is theirs; each stage reports its own neighbour.
+        if self._reports is not None and accused is not None and accused != own and not set(suspects) - {accused}:
+            self._reports.note(accused, error)
 
     # ---- requests ----
 

@@ -16,6 +16,7 @@ from tessella_p2p.entry.plan import EntryContext
 from tessella_p2p.entry.service import EntryService, ServedModel
 from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.net.network import Network
 from tessella_p2p.node.watchdog import LoopWatchdog
@@ -93,6 +94,7 @@ class NodeRoles:
             kademlia_enabled=plan.kademlia_enabled,
         )
         self._links = HopLinks(around.network, plan.hop_timeout_s)
+        self._reports = FailureReports(self.client) if self.client is not None else None
         self.entry = EntryService(
             EntryContext(
                 network=around.network,
@@ -108,6 +110,7 @@ class NodeRoles:
             self.discovery,
             self.client,
             max_input_tokens=plan.max_input_tokens,
+            reports=self._reports,
         )
         self.proofs = ProofWriter(
             around.key, around.clock, around.sequencer, around.proof_log, self.client, around.run_blocking
@@ -124,6 +127,7 @@ class NodeRoles:
                 is_known=lambda peer: self.discovery.view.stage_of(peer, around.clock.unix_ms()) is not None,
                 hop_timeout_s=plan.hop_timeout_s,
                 checkpoint_s=plan.checkpoint_s,
+                reports=self._reports,
             )
             self.worker = Worker(context, plan.offer, self.client, self.discovery, self.proofs, around.load)
 
@@ -141,6 +145,8 @@ class NodeRoles:
             ground = await nursery.start(self._run_ground)
             try:
                 async with trio.open_nursery() as roles:
+                    if self._reports is not None:
+                        roles.start_soon(self._reports.run)
                     await roles.start(self.entry.run)
                     if self.worker is not None:
                         await roles.start(self.worker.run)

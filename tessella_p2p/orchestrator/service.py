@@ -29,7 +29,15 @@ from tessella_p2p.base.errors import (
     TessellaError,
 )
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import HEARTBEAT_S, MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
+from tessella_p2p.base.limits import (
+    HEARTBEAT_S,
+    MAX_ENVELOPE_BYTES,
+    MAX_MEMBERS,
+    ORCHESTRATOR_REQUEST_S,
+    REPORT_BURST,
+    REPORT_RATE_PER_S,
+)
+from tessella_p2p.dht.rate_limit import RateLimit
 from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.evidence import SettlementTerms
@@ -83,7 +91,6 @@ from tessella_p2p.wire.messages import (
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _MAX_REASON_CHARS = 1024
-_MAX_COUNTED = 4096
 
 
 class Orchestrator:
@@ -143,7 +150,8 @@ class Orchestrator:
         self.outcomes: Counter[str] = Counter()
         """How many requests were answered, by ``kind`` or ``kind:code``; and proofs, by ``proof:status``."""
         self.reported_failures: Counter[PeerId] = Counter()
-        """How often each peer was reported as failing: a counter, not a verdict."""
+        """How often each worker was reported as failing, by others: a counter, not a verdict."""
+        self._reports: RateLimit[PeerId] = RateLimit(REPORT_RATE_PER_S, REPORT_BURST)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take up the assignments of the process before, then serve until cancelled.
@@ -348,9 +356,16 @@ class Orchestrator:
         )
 
     def _report_failure(self, peer: PeerId, request: ReportFailure) -> OrchestratorAnswer:
+        """Count a report; nothing else follows from it, for anybody can make it up. What is no worker here takes no room."""
+        if not self._reports.allows(peer, trio.current_time()):
+            raise Overloaded("you report failures faster than they are counted: wait")
         failed = PeerId(request.peer_id)
-        if failed in self.reported_failures or len(self.reported_failures) < _MAX_COUNTED:
-            self.reported_failures[failed] += 1
+        if failed == peer or self._members.get(failed) is None:
+            return Acknowledged()
+        if failed not in self.reported_failures and len(self.reported_failures) >= MAX_MEMBERS:
+            for gone in [each for each in self.reported_failures if self._members.get(each) is None]:
+                del self.reported_failures[gone]
+        self.reported_failures[failed] += 1
         _LOG.info("failure_reported", peer=failed, by=peer, code=request.code)
         return Acknowledged()
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
+from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.net.network import Network
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.opening import Opening
@@ -42,6 +43,7 @@ class StageContext:
         proofs: where work is made durable.
         is_known: whether a peer's own signed addresses are known; if so, what an entry says of its address is not believed.
         checkpoint_s: how often confirmed work is journaled.
+        reports: of next stages that failed this one; None where nobody is told.
     """
 
     network: Network
@@ -53,3 +55,4 @@ class StageContext:
     is_known: Callable[[PeerId], bool] = _nobody_known
     hop_timeout_s: float = HOP_TIMEOUT_S
     checkpoint_s: float = CHECKPOINT_S
+    reports: FailureReports | None = None

@@ -420,6 +420,7 @@ class StageSession:
                 fault_of=self._failure.peer,
                 reason=str(self._failure),
             )
+            self._report(self._failure)
         self._steps.clear()
         self._send_receipt()
         if self._failure is not None:
@@ -439,6 +440,12 @@ class StageSession:
                 await self._context.proofs.prove(opening, self._meter)
             except TessellaError as error:
                 log.error("a proof could not be written", request_id=opening.body.request_id, reason=str(error))
+
+    def _report(self, failure: TessellaError) -> None:
+        """Tell of a next stage that failed this one, or says itself that it is at fault; an entry is nobody's stage."""
+        reports, downstream = self._context.reports, self._opening.downstream
+        if reports is not None and failure.peer == downstream and not self._opening.is_tail:
+            reports.note(downstream, failure)
 
     async def _await_final_receipt(self) -> None:
         with trio.move_on_after(FINAL_RECEIPT_S):

@@ -24,7 +24,7 @@ from tessella_p2p.base.errors import (
     UnknownModel,
 )
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import HEARTBEAT_S, LEASE_SERIAL_BLOCK, REQUEST_TTL_MS, RESTORED_GRACE_S
+from tessella_p2p.base.limits import HEARTBEAT_S, LEASE_SERIAL_BLOCK, REPORT_BURST, REQUEST_TTL_MS, RESTORED_GRACE_S
 from tessella_p2p.ledger.accounts import ISSUANCE
 from tessella_p2p.ledger.blocking import in_place
 from tessella_p2p.ledger.client import OrchestratorClient
@@ -341,10 +341,48 @@ def test_no_lease_leaves_before_its_serial_is_durable(tmp_path: Path) -> None:
 
 def test_a_failing_peer_is_counted_not_judged(tmp_path: Path) -> None:
     async def scenario(made: Bench) -> None:
-        client, _ = await serve_stage(made, "worker")
+        await serve_stage(made, "worker")
+        client = await made.client("entry")
         await client.ask(ReportFailure(peer_id=key_of("worker").peer_id, code="hop_timeout"), Acknowledged)
         assert made.orchestrator.reported_failures == {key_of("worker").peer_id: 1}
         assert [member.state for member in made.orchestrator.members()] == [MemberState.HEALTHY]
+
+    run_bench(scenario, tmp_path)
+
+
+def test_reports_about_oneself_and_about_strangers_take_no_room(tmp_path: Path) -> None:
+    async def scenario(made: Bench) -> None:
+        worker, _ = await serve_stage(made, "worker")
+        await worker.ask(ReportFailure(peer_id=key_of("worker").peer_id, code="hop_timeout"), Acknowledged)
+        for number in range(5):
+            await worker.ask(ReportFailure(peer_id=key_of(f"stranger {number}").peer_id, code="x"), Acknowledged)
+        assert not made.orchestrator.reported_failures
+
+    run_bench(scenario, tmp_path)
+
+
+def test_a_liar_that_reports_all_the_time_is_slowed_down_and_harms_nobody(tmp_path: Path) -> None:
+    async def scenario(made: Bench) -> None:
+        await serve_stage(made, "worker")
+        liar = await made.client("liar")
+        victim = key_of("worker").peer_id
+        report = ReportFailure(peer_id=victim, code="hop_timeout")
+        refused: list[Overloaded] = []
+
+        async def lie() -> None:
+            try:
+                await liar.ask(report, Acknowledged)
+            except Overloaded as error:
+                refused.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2 * REPORT_BURST):
+                nursery.start_soon(lie)
+        assert len(refused) == REPORT_BURST
+        assert made.orchestrator.reported_failures[victim] == REPORT_BURST
+        assert [member.state for member in made.orchestrator.members()] == [MemberState.HEALTHY]
+        honest = await made.client("honest")
+        await honest.ask(report, Acknowledged)
 
     run_bench(scenario, tmp_path)
 

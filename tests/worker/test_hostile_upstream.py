@@ -164,6 +164,8 @@ async def test_a_new_epoch_ends_the_old_one_and_takes_its_place_on_a_full_stage(
         said = await hop.error()
         assert said.code == "stale_epoch"
         assert await mesh.generate(hop, tokens, again, 4) == mesh.expected(4)
+        await hop.send(close_frame(bodies[1]))
+        await eventually(lambda: mesh.held()[0] == 15)
         await hop.send(mesh.entry.open_frame(bodies[0]))
         assert (await hop.error()).code == "stale_epoch"
 
