@@ -115,7 +115,8 @@ class Environment:
             yield
         except lmdb.MapFullError as error:
             raise StorageError(
-                f"{self.path} has reached its {self._map_size_bytes >> 20} MiB: start again with a larger map size"
+                f"{self.path} has reached its {self._map_size_bytes >> 20} MiB, and no setting makes that more. What is in it stays; "
+                f"nothing is added before there is room: let proofs settle, or raise its ..._MAP_BYTES in base/limits.py"
             ) from error
         except (lmdb.DiskError, lmdb.ReadonlyError, lmdb.LockError) as error:
             raise StorageError(

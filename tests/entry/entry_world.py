@@ -17,6 +17,7 @@ from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, TokenScores
 from tessella_p2p.entry.plan import EntryContext
 from tessella_p2p.entry.service import EntryService, ServedModel
+from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork, constant_latency
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.stages.hop_links import HopLinks
@@ -203,6 +204,7 @@ async def entry_world(
     max_input_tokens: int | None = None,
     hop_timeout_s: float = 10.0,
     hidden_size: int = 0,
+    reports: FailureReports | None = None,
 ) -> AsyncIterator[EntryWorld]:
     """An entry that knows a raw stage for each of ``ranges``; of equal ones it prefers the first."""
     fabric, date = MemoryFabric(random.Random(1), clock, constant_latency(0.02)), SimulatedClock(clock)
@@ -220,7 +222,7 @@ async def entry_world(
             network, ENTRY_KEY, date, ClockSequencer(), links, rng.randbytes, hop_timeout_s=hop_timeout_s
         )
         model = ServedModel(MODEL_ID, ToyCodec(ToyModel(TOTAL)), ROOT, (RECIPE,), hidden_size)
-        entry = EntryService(context, model, discovery, None, max_input_tokens=max_input_tokens)
+        entry = EntryService(context, model, discovery, None, max_input_tokens=max_input_tokens, reports=reports)
         async with trio.open_nursery() as nursery:
             await nursery.start(links.run)
             await nursery.start(entry.run)

@@ -22,6 +22,7 @@ from tessella_p2p.base.limits import FULL_PATIENCE_S, MAX_ENTRY_SESSIONS, MAX_ST
 from tessella_p2p.entry.api import GenerateRequest
 from tessella_p2p.entry.chain import first_addresses
 from tessella_p2p.entry.session import MAX_REROUTES
+from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.wire.frames import DType, Frame, Kind
 from tests.entry.entry_world import (
@@ -38,6 +39,7 @@ from tests.worker.raw_peer import error_frame, raw_peer
 HERE = len(PROMPT)
 FIRST, SECOND = LayerRange(0, 3), LayerRange(3, 6)
 FULL = "too_many_hop_bodies"
+STRANGER = PeerId("12D3KooWQQnKirL4V2nvfnvhJzicNpsznh9k1htRGcT177VpeD8M")
 
 
 @pytest.fixture
@@ -131,7 +133,7 @@ async def test_a_head_that_blames_an_honest_tail_is_not_chosen_again(clock: Virt
         assert asked.token_ids == [7]
 
 
-@pytest.mark.parametrize("accused", [PeerId("12D3KooWQQnKirL4V2nvfnvhJzicNpsznh9k1htRGcT177VpeD8M"), ENTRY_KEY.peer_id])
+@pytest.mark.parametrize("accused", [STRANGER, ENTRY_KEY.peer_id])
 async def test_a_peer_that_is_no_stage_of_the_route_is_not_remembered_as_failing(
     clock: VirtualClock, accused: PeerId
 ) -> None:
@@ -371,6 +373,43 @@ async def test_a_head_that_calls_an_honest_tail_full_is_not_chosen_again(clock: 
         await finish(await honest.session(), tail)
         await asked.done.wait()
         assert asked.token_ids == [7]
+
+
+# ---- reports ----
+
+
+class WrittenDown(FailureReports):
+    """What an entry would report."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[PeerId, str]] = []
+
+    def note(self, peer: PeerId, error: TessellaError) -> None:
+        self.noted.append((peer, error.code))
+
+
+async def test_what_an_entry_met_itself_is_reported(clock: VirtualClock) -> None:
+    reports = WrittenDown()
+    async with entry_world(clock, [WHOLE, WHOLE], reports=reports) as world:
+        world.fabric.crash(world.stages[0].peer.peer_id)
+        asked = world.ask(1)
+        await finish(await world.stages[1].session())
+        await asked.done.wait()
+        assert [peer for peer, _ in reports.noted] == [world.stages[0].peer.peer_id]
+
+
+@pytest.mark.parametrize("accused", ["tail", "entry", "stranger"])
+async def test_what_a_stage_says_of_another_peer_is_no_report_of_the_entry(clock: VirtualClock, accused: str) -> None:
+    reports = WrittenDown()
+    async with entry_world(clock, [FIRST, FIRST, SECOND], reports=reports) as world:
+        liar, honest, tail = world.stages
+        named = {"tail": tail.peer.peer_id, "entry": ENTRY_KEY.peer_id}.get(accused, STRANGER)
+        asked = world.ask(1)
+        session = await liar.session()
+        await session.hop.send(error_frame(session.body, "stream_reset", liar.peer.peer_id, named))
+        await finish(await honest.session(), tail)
+        await asked.done.wait()
+        assert {peer for peer, _ in reports.noted} <= {liar.peer.peer_id}
 
 
 # ---- admission ----

@@ -161,7 +161,7 @@ def test_a_full_ledger_says_what_to_do_and_keeps_what_it_has(tmp_path: Path) -> 
             proof = seal_proof(proof_body(request_id=f"request-{i}"), ROUTE[1].key)
             settled.append(store.settle([proof], TERMS, NOW)[0].settled.status)
 
-    with pytest.raises(StorageError, match="larger map size"):
+    with pytest.raises(StorageError, match="let proofs settle"):
         fill()
     assert settled
     assert set(settled) == {"settled"}

@@ -99,7 +99,7 @@ def test_a_full_log_says_what_to_do_and_keeps_what_it_has(tmp_path: Path) -> Non
         for i in range(100):
             small.put_proof(i.to_bytes(16, "big"), 0, bytes(4000))
 
-    with pytest.raises(StorageError, match="larger map size"):
+    with pytest.raises(StorageError, match="let proofs settle"):
         fill()
     kept = len(small.pending(100, max_bytes=1 << 30))
     assert 0 < kept < 100
