@@ -176,6 +176,12 @@ class RoleConfig(Settings):
         BeforeValidator(_listed),
         Field(max_length=MAX_BOOTSTRAP, description="a node to join the DHT through: /ip4/HOST/tcp/PORT/p2p/PEER_ID"),
     ] = ()
+    muxer: Annotated[
+        Literal["fast", "stock"],
+        Field(
+            description="the Noise session and Yamux muxer: this project's, or py-libp2p's own; they speak the same bytes"
+        ),
+    ] = "fast"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="what is logged: this level and above")
     ] = "info"

@@ -39,7 +39,7 @@ async def open_network(config: RoleConfig, key: NodeKey, host: str, port: int) -
     async with AsyncExitStack() as stack:
         try:
             network = await stack.enter_async_context(
-                Libp2pNetwork.open(key, [f"/{family}/{host}/tcp/{port}"], announce)
+                Libp2pNetwork.open(key, [f"/{family}/{host}/tcp/{port}"], announce, muxer=config.muxer)
             )
         except PortInUseError as error:
             raise PortInUseError(f"{error} (the setting is p2p_port)") from error

@@ -48,7 +48,8 @@ def parse_sampled(body: bytes | bytearray | memoryview, vocabulary: int) -> Samp
         return Sampled(_checked_id(int.from_bytes(body, "little"), vocabulary))
     scored = [
         TokenLogprob(_checked_id(token_id, vocabulary), _checked_logprob(logprob))
-        for token_id, logprob in _SCORED.iter_unpack(body)
+        # Of a copy: CPython 3.11 crashes when the collector finds a memoryview, that such an iterator holds, in an error's traceback.
+        for token_id, logprob in _SCORED.iter_unpack(bytes(body))
     ]
     own, top = scored[0], tuple(scored[1:])
     if len({each.token_id for each in top}) != len(top) or any(a.logprob < b.logprob for a, b in pairwise(top)):

@@ -205,6 +205,21 @@ async def test_each_epoch_tells_the_tail_what_its_penalties_have_to_know_and_no_
             assert body.history_answer == (answer if second else 0)
 
 
+async def test_the_next_step_leaves_before_the_client_has_read_the_token(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(3, pause_s=20.0)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        began = trio.current_time()
+        await session.answer(tokens, HERE, [7, 8])
+        assert (await session.step()).position == HERE + 1
+        assert trio.current_time() - began < 25.0  # one pause, not two: the client is a token behind
+        await tokens.send(session.token(HERE + 2, 9))
+        await asked.done.wait()
+        assert asked.token_ids == [7, 8, 9]
+
+
 async def test_each_requester_has_cached_prefixes_of_its_own(clock: VirtualClock) -> None:
     async with entry_world(clock, [WHOLE]) as world:
         scopes: list[bytes] = []
