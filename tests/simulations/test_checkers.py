@@ -154,7 +154,7 @@ def test_a_peer_that_is_long_gone_is_caught(seen: Observations) -> None:
     seen.absences[-1] = Absence(peer, -100.0, 0.0)
     assert violated(seen) == {}, "it was back"
     seen.absences[-1] = Absence(peer, at_s - SCENARIO.bounds.offline_s - 1)
-    assert "has been gone for 23.5 s" in violated(seen)["stale records"]
+    assert ", which has been gone for 2" in violated(seen)["stale records"]
 
 
 def test_a_peer_behind_a_partition_is_gone_for_the_other_side_only(seen: Observations) -> None:
