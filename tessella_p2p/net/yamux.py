@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from itertools import islice
 
 import structlog
 import trio
@@ -41,10 +42,10 @@ from tessella_p2p.net.yamux_frames import (
     ACK,
     DATA,
     FIN,
-    FRAMES_PER_SEND,
     GO_AWAY,
     HEADER,
     INITIAL_WINDOW_BYTES,
+    MAX_FRAME_DATA_BYTES,
     PING,
     RST,
     SYN,
@@ -85,11 +86,9 @@ class YamuxConnection:
         self._last_remote_id = 0
         self._extra_left = CONNECTION_EXTRA_WINDOW_BYTES
         self._accept_send, self._accept_receive = trio.open_memory_channel[YamuxStream](MAX_STREAMS_PER_DIRECTION)
-        self._unsent: deque[Buffer] = deque()
-        self._unsent_wire: Buffer = b""
+        self._unsent: deque[Buffer] = deque()  # sealed; the first one may be on its way
         self._unsent_bytes = 0
         self._unsent_control_bytes = 0
-        self._writing = False
         self._to_write = trio.Event()
         self._drained: trio.Event | None = None
         self._scope = trio.CancelScope()
@@ -161,7 +160,7 @@ class YamuxConnection:
         """Queue a frame without data; on a connection that is gone it goes nowhere, and the streams have been told already."""
         if self.closed.is_set():
             return
-        if self._blocked:
+        if self.is_backed_up:
             self._unsent_control_bytes += HEADER.size
         try:
             self.put([HEADER.pack(0, kind, flags, stream_id, length)])
@@ -169,30 +168,25 @@ class YamuxConnection:
             self.abort(str(error))
 
     @property
-    def _blocked(self) -> bool:
-        return self._writing or bool(self._unsent) or bool(self._unsent_wire)
-
-    @property
     def is_backed_up(self) -> bool:
         """Whether sent bytes wait behind a full socket."""
-        return self._blocked
+        return bool(self._unsent)
 
     def put(self, pieces: list[Buffer]) -> None:
         """Send frames, each whole or not at all, in order: at once where the socket takes them, else by the writer task.
+
+        They are sealed here in either case, so that this side encrypts while the other one empties the socket.
 
         Raises:
             StreamReset: the connection is gone.
         """
         self._check_open()
-        if self._blocked:
-            self._unsent.extend(pieces)
-            self._unsent_bytes += sum(map(len, pieces))
-            return
-        wire = self._channel.seal(pieces)
-        taken = self._channel.write_nowait(wire)
-        if taken < len(wire):
-            self._unsent_wire = memoryview(wire)[taken:]
-            self._unsent_bytes += len(wire) - taken
+        wire = memoryview(self._channel.seal(pieces))
+        if not self._unsent:
+            wire = wire[self._channel.write_nowait(wire) :]
+        if wire:
+            self._unsent.append(wire)
+            self._unsent_bytes += len(wire)
             self._to_write.set()
 
     async def room_to_send(self) -> None:
@@ -206,20 +200,22 @@ class YamuxConnection:
     async def _write(self) -> None:
         while True:
             await self._to_write.wait()
-            self._writing = True
-            while self._unsent_wire or self._unsent:
-                if not self._unsent_wire:
-                    count = min(len(self._unsent), 4 * FRAMES_PER_SEND)
-                    self._unsent_wire = self._channel.seal([self._unsent.popleft() for _ in range(count)])
-                wire = self._unsent_wire
+            while self._unsent:
+                count, size_bytes = 0, 0
+                while count < len(self._unsent) and size_bytes < MAX_FRAME_DATA_BYTES:
+                    size_bytes += len(self._unsent[count])
+                    count += 1
+                wire = self._unsent[0] if count == 1 else b"".join(islice(self._unsent, count))
                 await self._channel.write_all(wire)
-                self._unsent_wire = b""
-                self._account()
-            self._writing = False
+                if self.closed.is_set():  # which emptied the queue
+                    return
+                for _ in range(count):
+                    self._unsent.popleft()
+                self._account(len(wire))
             self._to_write = trio.Event()
 
-    def _account(self) -> None:
-        self._unsent_bytes = sum(map(len, self._unsent))
+    def _account(self, sent_bytes: int) -> None:
+        self._unsent_bytes -= sent_bytes
         if not self._unsent:
             self._unsent_control_bytes = 0
         if self._drained is not None and self._unsent_bytes < MAX_UNSENT_BYTES:
@@ -357,7 +353,7 @@ class YamuxConnection:
             if not self.closed.is_set():
                 self.emit(GO_AWAY, 0, 0, 0)
                 with trio.move_on_after(CLOSE_TIMEOUT_S):
-                    while self._blocked and not self.closed.is_set():
+                    while self._unsent and not self.closed.is_set():
                         if self._drained is None:
                             self._drained = trio.Event()
                         await self._drained.wait()
