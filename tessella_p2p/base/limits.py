@@ -331,6 +331,5 @@ MAX_WAITING_OPENS = 128
 """Opens that wait at one stage for their turn, or for its engine to load."""
 LOOP_STALL_S = 0.05
 """An event loop that does not come round for so long is reported."""
-LOOP_TICK_S = 0.01
 STALL_LOG_S = 10.0
 """Stalls within this are reported in one line."""
