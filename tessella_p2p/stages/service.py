@@ -12,7 +12,7 @@ delivered as trio hears from the engine's thread; the task learns of it later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -270,7 +270,7 @@ class StageService:
             self._decoding.add(step.session)
         self._ready.append(pending)
         if self._resting and not self._wake.is_set():
-            self._begin_at_once(singles_per_turn(self._stages_of_decoding()))
+            self._begin_at_once(singles_per_turn)
         self._wake.set()
         return pending
 
@@ -408,13 +408,20 @@ class StageService:
         )
         return Turn(self.engine, commands, [(self._ready[take.index], take.rows) for take in takes])
 
-    def _begin_at_once(self, full: int) -> None:
-        """Begin a turn here and now if ``full`` single rows wait, nothing else does, and no turn runs."""
+    def _begin_at_once(self, enough: Callable[[Collection[int]], int]) -> None:
+        """Begin a turn here and now if ``enough`` single rows wait, nothing else does, and no turn runs."""
         if self._thread is None or self._begun is not None or self._commands or not self._life.is_loaded:
             return
-        if len(self._ready) >= max(full, 1) and all(pending.step.rows == 1 for pending in self._ready):
-            self._begun = turn = self._planned([])
-            self._thread.start(turn.compute, partial(self._ended, turn))
+        if not self._ready or any(pending.step.rows > 1 for pending in self._ready):
+            return
+        if len(self._ready) == 1 and len(self._decoding) <= 1:  # alone: there is nothing to plan
+            turn = Turn(self.engine, [], [(self._ready[0], 1)])
+        elif len(self._ready) >= enough(self._stages_of_decoding()):
+            turn = self._planned([])
+        else:
+            return
+        self._begun = turn
+        self._thread.start(turn.compute, partial(self._ended, turn))
 
     def _ended(self, turn: Turn, took_s: float) -> None:
         """Take a turn's answers apart; the next one, if it is full, begins before they are delivered. A crash is left to the task."""
@@ -432,7 +439,7 @@ class StageService:
                 self._held = None
                 if self._begun is None or self._begun is turn:
                     self._begun = None
-                    self._begin_at_once(singles_worth_waiting_for(self._stages_of_decoding()))
+                    self._begin_at_once(singles_worth_waiting_for)
                 for pending, result in held:
                     pending.deliver(result)
         except Exception as error:  # noqa: BLE001 - trio would end the whole program; the task raises it where it belongs
