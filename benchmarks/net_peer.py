@@ -184,6 +184,14 @@ def _answer_tcp(connection: socket.socket) -> None:
             connection.sendall(struct.pack("!Q", received))
 
 
+async def _sink_trio(connection: trio.SocketStream) -> None:
+    received = 0
+    while part := await connection.receive_some(1 << 20):
+        received += len(part)
+    await connection.send_all(struct.pack("!Q", received))
+    await connection.send_eof()
+
+
 def cpu_s() -> float:
     """CPU seconds of this process so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -194,12 +202,19 @@ async def _serve(plan: PeerPlan) -> None:
     async with Libp2pNetwork.open(key_named(plan.name), ["/ip4/127.0.0.1/tcp/0"]) as network:
         network.serve(ECHO, answer_echo)
         network.serve(SINK, answer_sink)
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         links = HopLinks(network)
         async with trio.open_nursery() as nursery:
             await nursery.start(links.run)
+            nursery.start_soon(trio.serve_listeners, _sink_trio, listeners)
             if plan.stage is not None:
                 await serve_stage(network, plan, links, nursery)
-            ready = {"peer_id": network.peer_id, "addresses": network.addresses, "tcp_port": _serve_tcp()}
+            ready = {
+                "peer_id": network.peer_id,
+                "addresses": network.addresses,
+                "tcp_port": _serve_tcp(),
+                "trio_port": listeners[0].socket.getsockname()[1],
+            }
             print(json.dumps(ready), flush=True)
             while await trio.to_thread.run_sync(sys.stdin.readline):
                 print(json.dumps({"cpu_s": cpu_s()}), flush=True)
