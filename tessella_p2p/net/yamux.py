@@ -38,6 +38,7 @@ from tessella_p2p.base.limits import (
     MAX_UNSENT_CONTROL_BYTES,
     STREAM_WINDOW_BYTES,
 )
+from tessella_p2p.net.corking import hold_back
 from tessella_p2p.net.yamux_frames import (
     ACK,
     DATA,
@@ -86,6 +87,7 @@ class YamuxConnection:
         self._last_remote_id = 0
         self._extra_left = CONNECTION_EXTRA_WINDOW_BYTES
         self._accept_send, self._accept_receive = trio.open_memory_channel[YamuxStream](MAX_STREAMS_PER_DIRECTION)
+        self._corked: list[Buffer] = []  # frames that leave at the end of a `corked` block
         self._unsent: deque[Buffer] = deque()  # sealed; the first one may be on its way
         self._unsent_bytes = 0
         self._unsent_control_bytes = 0
@@ -175,13 +177,39 @@ class YamuxConnection:
     def put(self, pieces: list[Buffer]) -> None:
         """Send frames, each whole or not at all, in order: at once where the socket takes them, else by the writer task.
 
-        They are sealed here in either case, so that this side encrypts while the other one empties the socket.
+        They are sealed here in either case, so that this side encrypts while the other one empties the socket; in a `corked` block at
+        its end, as many to a packet as it holds.
 
         Raises:
             StreamReset: the connection is gone.
         """
         self._check_open()
-        wire = memoryview(self._channel.seal(pieces))
+        if hold_back(self._uncork):
+            self._corked += pieces
+        else:
+            self._send(pieces)
+
+    def _uncork(self) -> None:
+        corked, self._corked = self._corked, []
+        if self.closed.is_set():
+            return
+        packets: list[Buffer] = []
+        together: list[Buffer] = []
+        size_bytes = 0
+        for piece in corked:
+            if together and size_bytes + len(piece) > HEADER.size + MAX_FRAME_DATA_BYTES:
+                packets.append(b"".join(together))
+                together, size_bytes = [], 0
+            together.append(piece)
+            size_bytes += len(piece)
+        packets.append(b"".join(together))
+        try:
+            self._send(packets)
+        except StreamReset as error:
+            self.abort(str(error))
+
+    def _send(self, packets: list[Buffer]) -> None:
+        wire = memoryview(self._channel.seal(packets))
         if not self._unsent:
             wire = wire[self._channel.write_nowait(wire) :]
         if wire:
@@ -230,9 +258,10 @@ class YamuxConnection:
         Raises:
             RemoteProtocolError: the peer broke a rule.
         """
-        if self._is_plain_data(packet):
+        begin = self._deliver_plain_data(packet)
+        if begin == len(packet):
             return
-        for item in self._parser.feed(packet):
+        for item in self._parser.feed(memoryview(packet)[begin:] if begin else packet):
             if isinstance(item, FrameHeader):
                 self._on_header(item)
             else:
@@ -243,19 +272,20 @@ class YamuxConnection:
                     self._on_flags(self._header, self._receiving)
             self._check_answers()
 
-    def _is_plain_data(self, packet: Buffer) -> bool:
-        """Deliver a packet that is one whole DATA frame of an open stream, as nearly all are; False when it is anything else."""
-        length = len(packet) - HEADER.size
-        if length <= 0 or self._parser.is_inside_a_frame:
-            return False
-        version, kind, flags, stream_id, announced = HEADER.unpack_from(packet)
-        stream = self._streams.get(stream_id)
-        if version or kind != DATA or flags or announced != length or stream is None:
-            return False
-        stream.announce(length)
-        stream.deliver(memoryview(packet)[HEADER.size :])
-        self._check_answers()
-        return True
+    def _deliver_plain_data(self, packet: Buffer) -> int:
+        """Deliver the whole DATA frames of open streams at the front of a packet, as nearly all are; returns where they end."""
+        begin = 0
+        while not self._parser.is_inside_a_frame and len(packet) - begin > HEADER.size:
+            version, kind, flags, stream_id, length = HEADER.unpack_from(packet, begin)
+            stream = self._streams.get(stream_id)
+            end = begin + HEADER.size + length
+            if version or kind != DATA or flags or not length or end > len(packet) or stream is None:
+                break
+            stream.announce(length)
+            stream.deliver(memoryview(packet)[begin + HEADER.size : end])
+            self._check_answers()
+            begin = end
+        return begin
 
     def _check_answers(self) -> None:
         if self._unsent_control_bytes > MAX_UNSENT_CONTROL_BYTES:

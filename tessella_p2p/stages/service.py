@@ -23,6 +23,7 @@ import trio
 
 from tessella_p2p.base.errors import CacheMiss, LocalProtocolError, Overloaded, PromptTooLong, TessellaError
 from tessella_p2p.base.limits import MAX_QUEUED_STEPS, MAX_WAITING_OPENS
+from tessella_p2p.net.corking import corked
 from tessella_p2p.stages.batching import plan_turn, singles_per_turn, singles_worth_waiting_for
 from tessella_p2p.stages.engine import (
     KvUse,
@@ -440,8 +441,9 @@ class StageService:
                 if self._begun is None or self._begun is turn:
                     self._begun = None
                     self._begin_at_once(singles_worth_waiting_for)
-                for pending, result in held:
-                    pending.deliver(result)
+                with corked():  # what goes to one neighbour arrives there together, and shares a turn again
+                    for pending, result in held:
+                        pending.deliver(result)
         except Exception as error:  # noqa: BLE001 - trio would end the whole program; the task raises it where it belongs
             self._bug = error
             self._wake.set()
