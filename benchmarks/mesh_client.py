@@ -1,4 +1,8 @@
-"""Sessions over a mesh of real processes, as a client of its HTTP bridge sees them."""
+"""Sessions over a mesh of real processes, as a client of its HTTP bridge sees them.
+
+The client shares the machine with what it measures, so it does next to nothing while it runs: it notes when bytes come, and reads them
+when all is over.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
+import h11
 import trio
 
 from benchmarks.results import BenchmarkError
 
 _TIMEOUT_S = 600.0
+_RECEIVE_BYTES = 65_536
 
 
 @dataclass(slots=True)
@@ -37,26 +43,58 @@ async def generate(url: str, model: str, prompts: Sequence[Sequence[int]], max_t
         BenchmarkError: a generation failed, or had no token.
     """
     answers = [Answer() for _ in prompts]
-    async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client, trio.open_nursery() as nursery:
-        for prompt, answer in zip(prompts, answers, strict=True):
-            body = {"model": model, "prompt_ids": list(prompt), "max_tokens": max_tokens, "stream": True}
-            nursery.start_soon(_stream, client, f"{url}/v1/generate", body, answer)
+    pieces: list[list[tuple[float, bytes]]] = [[] for _ in prompts]
+    with trio.fail_after(_TIMEOUT_S):
+        async with trio.open_nursery() as nursery:
+            for prompt, answer, received in zip(prompts, answers, pieces, strict=True):
+                body = {"model": model, "prompt_ids": list(prompt), "max_tokens": max_tokens, "stream": True}
+                nursery.start_soon(_ask, url, json.dumps(body).encode(), answer, received)
+    for answer, received in zip(answers, pieces, strict=True):
+        _read(answer, received)
     return answers
 
 
-async def _stream(client: httpx.AsyncClient, url: str, body: dict[str, Any], answer: Answer) -> None:
-    answer.asked_at = time.perf_counter()
-    async with client.stream("POST", url, json=body) as response:
-        if response.status_code != 200:
-            said = (await response.aread()).decode(errors="replace")
-            raise BenchmarkError(f"the mesh answered {response.status_code}: {said}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise BenchmarkError(f"a generation failed: {chunk['error']}")
-            answer.times += [time.perf_counter()] * len(chunk["token_ids"])
-            answer.extension = chunk.get("tessella") or answer.extension
+async def _ask(url: str, body: bytes, answer: Answer, received: list[tuple[float, bytes]]) -> None:
+    target = urlsplit(url)
+    assert target.hostname is not None
+    head = (
+        f"POST /v1/generate HTTP/1.1\r\nHost: {target.netloc}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    async with await trio.open_tcp_stream(target.hostname, target.port or 80) as stream:
+        answer.asked_at = time.perf_counter()
+        await stream.send_all(head.encode() + body)
+        while data := await stream.receive_some(_RECEIVE_BYTES):
+            received.append((time.perf_counter(), bytes(data)))
+
+
+def _read(answer: Answer, received: Sequence[tuple[float, bytes]]) -> None:
+    parser = h11.Connection(h11.CLIENT)
+    parser.send(h11.Request(method="POST", target="/", headers=[("Host", "mesh"), ("Content-Length", "0")]))
+    parser.send(h11.EndOfMessage())
+    status, text = 0, b""
+    for at, data in received:
+        parser.receive_data(data)
+        while isinstance(event := parser.next_event(), h11.Response | h11.InformationalResponse | h11.Data):
+            if isinstance(event, h11.Data):
+                text += event.data
+            else:
+                status = event.status_code
+        if status == 200:
+            *lines, text = text.split(b"\n")
+            for line in lines:
+                _take(answer, line, at)
+    if status != 200:
+        raise BenchmarkError(f"the mesh answered {status}: {text.decode(errors='replace')}")
     if not answer.times:
         raise BenchmarkError("a generation ended without a token")
+
+
+def _take(answer: Answer, line: bytes, at: float) -> None:
+    if not line.startswith(b"data: {"):
+        return
+    chunk = json.loads(line.removeprefix(b"data: "))
+    if "error" in chunk:
+        raise BenchmarkError(f"a generation failed: {chunk['error']}")
+    answer.times += [at] * len(chunk["token_ids"])
+    answer.extension = chunk.get("tessella") or answer.extension
