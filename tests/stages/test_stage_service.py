@@ -363,7 +363,9 @@ async def test_a_stage_that_stops_answers_whoever_waits(engine: WatchedEngine, i
         with pytest.raises(LocalProtocolError):
             await service.run()
         await service.open(key_of(1), 8)
-        for _ in range(3):  # one that runs, one whose turn may begin at the instant of the cancellation, and one that waits
+        for _ in range(
+            3
+        ):  # one that runs, one whose turn may begin at the instant of the cancellation, and one that waits
             callers.start_soon(run)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
