@@ -27,7 +27,7 @@ from tessella_p2p.weights.store import default_models_dir, resolve
 MODEL = "smollm2-135m-instruct"
 STAGES = 2
 PROMPT_TOKENS = 128
-MAX_TOKENS = 48
+MAX_TOKENS = 96
 LONG_PROMPT_TOKENS = 512
 BEST_LOCAL = "Q4_0"
 _SESSIONS = (1, 3, 8)

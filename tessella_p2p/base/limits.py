@@ -28,7 +28,7 @@ MAX_STAGES = 64
 MAX_EPOCHS = 1_000_000
 MAX_POSITIONS = 1 << 20
 HOP_TIMEOUT_S = 10.0
-PREFILL_CHUNK = 128
+PREFILL_CHUNK = 64
 """Positions of one prefill step."""
 MAX_SESSIONS_PER_STAGE = 64
 """Sessions that an engine may be made for; a stage serves as many as its engine was."""
