@@ -190,7 +190,13 @@ class NoiseSession(BaseSession):
                 data = await self._raw.read(min(len(space), MAX_PACKET_BYTES))
                 size_bytes = len(data)
                 space[:size_bytes] = data
-        except (OSError, trio.ClosedResourceError, IOException, RawConnError) as error:
+        except (
+            OSError,
+            ValueError,
+            trio.ClosedResourceError,
+            IOException,
+            RawConnError,
+        ) as error:  # a closed socket: ValueError
             raise StreamReset(f"the connection broke while receiving: {error}") from error
         finally:
             space.release()

@@ -166,14 +166,14 @@ class EngineLife:
 
     async def sleep(self, runner: TurnRunner) -> None:
         """Let go of the weights and the KV until `load`."""
-        self._kv = self.engine.kv
-        self._become("sleeping")
         log.info("engine asleep", layers=str(self.engine.layers))
         await self.close(runner)
 
     async def close(self, runner: TurnRunner) -> None:
-        """Let go of the weights and the KV; not cancelled in between."""
+        """Let go of the weights and the KV; not cancelled in between. From the beginning on the engine counts as not loaded."""
         engine = self.engine
+        self._kv = engine.kv
+        self._become("sleeping")
 
         def close() -> None:
             with suppress(Exception):  # as above

@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessella_p2p.base.errors import RemoteProtocolError
-from tessella_p2p.net.noise_session import LENGTH_BYTES, MAX_PACKET_BYTES, MAX_PLAINTEXT_BYTES, NoisePackets
+from tessella_p2p.base.errors import RemoteProtocolError, StreamReset
+from tessella_p2p.net.noise_session import (
+    LENGTH_BYTES,
+    MAX_PACKET_BYTES,
+    MAX_PLAINTEXT_BYTES,
+    NoisePackets,
+    NoiseSession,
+)
 
 ONE, TWO = b"\x01" * 32, b"\x02" * 32
 
@@ -77,3 +84,13 @@ def test_any_bytes_give_packets_or_a_typed_error(wire: bytes) -> None:
     receiver = pair()[1]
     with contextlib.suppress(RemoteProtocolError):
         assert feed(receiver, wire) == []
+
+
+async def test_a_read_from_a_socket_that_is_closed_is_a_typed_error() -> None:
+    near, far = trio.socket.socketpair()
+    session = NoiseSession.__new__(NoiseSession)  # as after a handshake, which this is not about
+    session._packets, session._tcp = NoisePackets(ONE, TWO), trio.SocketStream(near)
+    near.close()
+    far.close()
+    with pytest.raises(StreamReset):
+        await session.receive_packet()

@@ -286,6 +286,13 @@ async def test_an_idle_engine_sleeps_and_wakes_at_the_next_open(
         assert await ask(service, 2, [1]) == expected([1])
 
 
+async def test_a_stage_that_has_stopped_asks_its_closed_engine_for_nothing(machine: Machine) -> None:
+    async with serving(machine) as service:
+        assert service.memory_bytes == machine.engines[0].memory_bytes > 0
+    assert machine.engines[0].closed
+    assert (service.memory_bytes, service.kv.pages_used) == (0, 0)
+
+
 async def test_without_a_setting_or_a_loader_no_engine_sleeps(
     machine: Machine, autojump_clock: trio.testing.MockClock
 ) -> None:
