@@ -286,13 +286,14 @@ class Chain:
             ).blame(self.tail)
 
     def take_token(self, frame: Frame) -> None:
-        """Take a token whose header was checked. It is signed for as it arrives, whenever the client reads it.
+        """Take a token whose header was checked. It is signed for as it arrives, whenever the client reads it, and if it never does:
+        the step after the last that was read is on its way when a client leaves.
 
         Raises:
             RemoteProtocolError: an id outside of the vocabulary, or logprobs that are none.
         """
-        if self.ended.is_set() or self._sent.asked is None:
-            return
+        if frame.position != self._sent.asked:
+            return  # only after the end, when nobody asked for more
         try:
             sampled = parse_sampled(frame.body, self._plan.vocabulary)
         except RemoteProtocolError as error:
@@ -301,6 +302,8 @@ class Chain:
         self._digest.update(frame.body[:TOKEN_ID_BYTES])
         self._received = frame.position
         self._sent.asked, self._sent.chunks = None, 0
+        if self.ended.is_set():
+            return
         self._token = Token(sampled, wall_us, tuple(_plausible(each, wall_us) for each in frame.trace))
         self._news.set()
 

@@ -207,6 +207,9 @@ class YamuxConnection:
             self._send(packets)
         except StreamReset as error:
             self.abort(str(error))
+        except Exception:  # our own bug must end this connection, not whoever sent on another one in the same moment
+            log.exception("connection_failed", peer=self.peer)
+            self.abort("an error in this node's muxer")
 
     def _send(self, packets: list[Buffer]) -> None:
         wire = memoryview(self._channel.seal(packets))
@@ -259,7 +262,7 @@ class YamuxConnection:
             RemoteProtocolError: the peer broke a rule.
         """
         begin = self._deliver_plain_data(packet)
-        if begin == len(packet):
+        if begin == len(packet) or self.closed.is_set():
             return
         for item in self._parser.feed(memoryview(packet)[begin:] if begin else packet):
             if isinstance(item, FrameHeader):
@@ -270,12 +273,14 @@ class YamuxConnection:
                 self._frame_left -= len(item)
                 if not self._frame_left:
                     self._on_flags(self._header, self._receiving)
+            if self.closed.is_set():  # an answer found the socket broken: nobody is left for what follows
+                return
             self._check_answers()
 
     def _deliver_plain_data(self, packet: Buffer) -> int:
         """Deliver the whole DATA frames of open streams at the front of a packet, as nearly all are; returns where they end."""
         begin = 0
-        while not self._parser.is_inside_a_frame and len(packet) - begin > HEADER.size:
+        while not self._parser.is_inside_a_frame and len(packet) - begin > HEADER.size and not self.closed.is_set():
             version, kind, flags, stream_id, length = HEADER.unpack_from(packet, begin)
             stream = self._streams.get(stream_id)
             end = begin + HEADER.size + length

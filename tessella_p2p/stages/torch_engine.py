@@ -261,7 +261,11 @@ class TorchEngine:
         if drawn:
             logits = self._logits(x[[last for _, last in drawn]])
             for (work, _), row_logits in zip(drawn, logits, strict=True):
-                answers[work.index] = self._draw(work, row_logits)
+                if np.isfinite(row_logits).all():
+                    answers[work.index] = self._draw(work, row_logits)
+                else:
+                    work.session.position -= work.step.rows
+                    answers[work.index] = self._overflowed(work)
 
     def _overflowed(self, work: _Work) -> InvalidStep:
         """Finite input whose output is not: take the rows out of the KV again, where they would spoil the next step."""

@@ -343,6 +343,31 @@ async def test_times_that_a_stage_makes_up_are_no_longer_than_the_step_was(clock
         assert asked.finished.hop_added_ms_p50 >= 0.0
 
 
+async def test_the_token_that_is_on_its_way_when_the_client_leaves_is_signed_for(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE]) as world:
+        asked = world.ask(50)
+        session = await world.stages[0].session()
+        await session.known()
+        tokens = await session.open_tokens()
+        await session.answer(tokens, HERE, [7])
+        await session.step()
+        asked.scope.cancel()
+        await session.closed()
+        late = session.token(HERE + 1, 8)
+        await tokens.send(
+            late, session.token(HERE + 2, 9), Frame(Kind.CLOSE, *session.key)
+        )  # the last was not asked for
+        positions: list[int] = []
+        while positions[-1:] != [HERE + 1]:
+            signed = await tokens.receive(Kind.RECEIPT)
+            body = open_envelope(bytes(signed.body), m.RECEIPT, now_ms=None).message(m.ReceiptBody)
+            positions.append(body.positions)
+        ids = b"".join(token.to_bytes(4, "little") for token in (7, 8))
+        assert body.digest == hashlib.blake2b(ids, key=session.body.digest_key, digest_size=32).digest()
+        assert await tokens.ended()
+        assert not world.failures()
+
+
 async def test_leaving_closes_the_chain_at_once_and_what_comes_after_is_ignored(clock: VirtualClock) -> None:
     async with entry_world(clock, [WHOLE]) as world:
         asked = world.ask(50)

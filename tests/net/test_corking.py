@@ -132,6 +132,22 @@ def test_a_connection_that_is_gone_within_the_block_sends_nothing() -> None:
         one.send_nowait(b"later")
 
 
+def test_a_bug_of_one_connection_keeps_nothing_from_another() -> None:
+    (broken, channel), (sound, other) = responder(), responder()
+    (one,), (two,) = opened(broken, 1), opened(sound, 1)
+    other.sent.clear()
+
+    def seal(pieces: Sequence[Buffer]) -> bytearray:
+        raise ZeroDivisionError
+
+    channel.seal = seal  # type: ignore[method-assign]
+    with corked():
+        assert one.send_nowait(b"lost")
+        assert two.send_nowait(b"arrives")
+    assert broken.closed.is_set()
+    assert [data_of(packet) for packet in other.sent] == [[(1, b"arrives")]]
+
+
 def test_a_block_that_raises_flushes_what_it_was_given() -> None:
     flushed: list[str] = []
 
