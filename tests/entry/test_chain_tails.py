@@ -360,7 +360,9 @@ async def test_the_token_that_is_on_its_way_when_the_client_leaves_is_signed_for
         positions: list[int] = []
         while positions[-1:] != [HERE + 1]:
             signed = await tokens.receive(Kind.RECEIPT)
-            body = open_envelope(bytes(signed.body), m.RECEIPT, now_ms=None).message(m.ReceiptBody)
+            body = open_envelope(
+                bytes(signed.body), m.RECEIPT, now_ms=None, audience=session.stage.peer.peer_id
+            ).message(m.ReceiptBody)
             positions.append(body.positions)
         ids = b"".join(token.to_bytes(4, "little") for token in (7, 8))
         assert body.digest == hashlib.blake2b(ids, key=session.body.digest_key, digest_size=32).digest()
