@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -79,6 +79,9 @@ class BusyEngine:
 
     def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `stages.engine.StageEngine.open_session`."""
+
+    def keep(self, waiting: Collection[SessionKey]) -> None:
+        """See `stages.engine.StageEngine.keep`."""
 
     def close_session(self, key: SessionKey) -> None:
         """See `stages.engine.StageEngine.close_session`."""

@@ -7,7 +7,7 @@ its own session, and the rest of the batch goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -195,6 +195,10 @@ class StageEngine(Protocol):
             TooManyHopBodies: as many sessions as the engine has are open, or their KV is promised to others.
             StaleEpoch: this (session, epoch) is open already, or a newer epoch of the session is.
         """
+        ...
+
+    def keep(self, waiting: Collection[SessionKey]) -> None:
+        """Take note that steps of these sessions wait for a later turn: whoever waits is not idle, and keeps its KV."""
         ...
 
     def close_session(self, key: SessionKey) -> None:

@@ -31,7 +31,7 @@ scope nothing is published or shared. A session writes at its position only, and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tessella_p2p.base.errors import Overloaded, TessellaError, TooManyHopBodies
@@ -157,6 +157,13 @@ class KvPages:
         if session is not None:
             self._pool.release(session.held)
         return session
+
+    def keep(self, waiting: Iterable[SessionKey], now: float) -> None:
+        """Sessions with steps in the queue are not idle, however long their turn is in coming; unknown keys are fine."""
+        for key in waiting:
+            session = self._sessions.find(key)
+            if session is not None:
+                session.used_at = now
 
     def admit(self, step: StepInput) -> KvSession | TessellaError:
         """The session that ``step`` continues, or the error that its sender gets."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,6 +177,10 @@ class NativeEngine:
     def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `engine.StageEngine.open_session`."""
         self._kv.open(key, max_positions, scope, time.monotonic())
+
+    def keep(self, waiting: Collection[SessionKey]) -> None:
+        """See `engine.StageEngine.keep`."""
+        self._kv.keep(waiting, time.monotonic())
 
     def close_session(self, key: SessionKey) -> None:
         """See `engine.StageEngine.close_session`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -109,6 +109,8 @@ class Turn:
     engine: StageEngine
     commands: list[Command]
     taken: list[tuple[PendingStep, int]]
+    waiting: Sequence[SessionKey] = ()
+    """Sessions of the steps that are left for later turns."""
     batch: list[StepInput] = field(init=False)
     answers: list[StepAnswer] = field(default_factory=list)
     crash: Exception | None = None
@@ -127,6 +129,8 @@ class Turn:
     def compute(self) -> None:
         """Carry it out, on the engine's thread. Raises nothing."""
         try:
+            if self.waiting:
+                self.engine.keep(self.waiting)
             for command in self.commands:
                 command.execute(self.engine)
             if self.batch:

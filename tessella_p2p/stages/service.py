@@ -407,7 +407,9 @@ class StageService:
             decoding=bool(self._decoding),
             max_singles=singles_per_turn(self._stages_of_decoding()),
         )
-        return Turn(self.engine, commands, [(self._ready[take.index], take.rows) for take in takes])
+        taken = {take.index for take in takes}
+        waiting = [pending.step.session for index, pending in enumerate(self._ready) if index not in taken]
+        return Turn(self.engine, commands, [(self._ready[take.index], take.rows) for take in takes], waiting)
 
     def _begin_at_once(self, enough: Callable[[Collection[int]], int]) -> None:
         """Begin a turn here and now if ``enough`` single rows wait, nothing else does, and no turn runs."""

@@ -134,6 +134,10 @@ class SessionTable:
             self._free_slots.sort(reverse=True)
         return session
 
+    def find(self, key: SessionKey) -> KvSession | None:
+        """An open session."""
+        return self._open.get(key)
+
     def evict(self, session: KvSession) -> None:
         """Close an open session whose KV others get; its next step is told so, unless very many are evicted meanwhile."""
         self.close(session.key)

@@ -7,7 +7,7 @@ is no prefix cache, and nobody is evicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,6 +152,9 @@ class TorchEngine:
     def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `engine.StageEngine.open_session`."""
         self._sessions.open(key, max_positions)
+
+    def keep(self, waiting: Collection[SessionKey]) -> None:
+        """See `engine.StageEngine.keep`; a slot is its session's until that is closed."""
 
     def close_session(self, key: SessionKey) -> None:
         """See `engine.StageEngine.close_session`."""

@@ -8,7 +8,7 @@ stages gives the tokens of the whole.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,6 +122,10 @@ class ToyEngine:
         """See `engine.StageEngine.open_session`."""
         self._pages.open(key, max_positions, scope, self._now())
         self._chains[key] = [bytes(_ROW_BYTES)] * len(self.layers)
+
+    def keep(self, waiting: Collection[SessionKey]) -> None:
+        """See `engine.StageEngine.keep`."""
+        self._pages.keep(waiting, self._now())
 
     def close_session(self, key: SessionKey) -> None:
         """See `engine.StageEngine.close_session`."""

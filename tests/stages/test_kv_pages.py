@@ -134,6 +134,16 @@ def test_who_idles_keeps_nobody_out_and_its_pages_until_they_are_needed() -> Non
     assert isinstance(model.run(key(1), b"x", KV_IDLE_S), CacheMiss)
 
 
+def test_who_waits_for_its_turn_does_not_idle() -> None:
+    model = strict(num_pages=3)
+    model.open(key(1), 128)
+    assert model.run(key(1), b"x" * 65) == 0
+    model.kv.keep([key(1), key(9)], KV_IDLE_S)
+    with pytest.raises(TooManyHopBodies):
+        model.open(key(2), 192, now=2 * KV_IDLE_S - 0.1)
+    assert model.run(key(1), b"x" * 63, 2 * KV_IDLE_S) == 0
+
+
 def test_a_session_that_was_just_opened_counts_before_its_first_step() -> None:
     model = strict(num_pages=2)
     model.open(key(1), 128, now=100.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,7 +13,7 @@ import trio.testing
 from tessella_p2p.base.errors import CacheMiss, InvalidStep, LocalProtocolError, Overloaded, PromptTooLong, StaleEpoch
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import MAX_PREFILL_ROWS_PER_TURN, MAX_QUEUED_STEPS, PREFILL_ROWS_BESIDE_DECODES
-from tessella_p2p.stages.engine import Sampled, StepAnswer, StepInput, StepOutput
+from tessella_p2p.stages.engine import Sampled, SessionKey, StepAnswer, StepInput, StepOutput
 from tessella_p2p.stages.pending import StepResult
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
@@ -30,6 +30,7 @@ class WatchedEngine(ToyEngine):
         super().__init__(MODEL, layers, max_sessions=max_sessions)
         self.turns: list[list[int]] = []
         self.threads: set[int] = set()
+        self.kept: list[set[SessionKey]] = []
         self.entered = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
@@ -42,6 +43,10 @@ class WatchedEngine(ToyEngine):
         self.gate.wait()
         self.fail()
         return super().forward(batch)
+
+    def keep(self, waiting: Collection[SessionKey]) -> None:
+        self.kept.append(set(waiting))
+        super().keep(waiting)
 
 
 WHOLE = LayerRange(0, 4)
@@ -116,6 +121,21 @@ async def test_a_long_prompt_is_cut_and_does_not_hold_up_a_session_that_decodes(
     assert engine.turns[0] == [MAX_PREFILL_ROWS_PER_TURN]
     assert engine.turns[1] == [1, PREFILL_ROWS_BESIDE_DECODES]
     assert all(max(rows) <= PREFILL_ROWS_BESIDE_DECODES for rows in engine.turns[1:])
+
+
+async def test_the_engine_knows_whose_steps_wait_for_a_later_turn(
+    engine: WatchedEngine, autojump_clock: trio.testing.MockClock
+) -> None:
+    prompt = prompt_of(2 * MAX_PREFILL_ROWS_PER_TURN)
+    async with serving(engine) as service:
+        for session in (1, 2):
+            await service.open(key_of(session), 2048)
+        async with trio.open_nursery() as nursery:
+            for session in (1, 2):
+                nursery.start_soon(service.step, first_step(session, prompt, sample=GREEDY))
+                await trio.testing.wait_all_tasks_blocked()
+    assert engine.turns == [[MAX_PREFILL_ROWS_PER_TURN]] * 4
+    assert engine.kept == [{key_of(2)}]  # behind the second half of the first prompt; afterwards nobody waits
 
 
 async def test_the_pieces_of_a_step_come_back_as_one_output(autojump_clock: trio.testing.MockClock) -> None:
