@@ -70,14 +70,11 @@ static size_t panel_bytes(int kind, int columns) {
     }
 }
 
-/* Whether a product of so many rows decodes its weights in registers, and how many rows it then, or else, has in one tile. With more
-   rows it pays to decode a weight once, into memory. */
-static int decodes_in_registers(int kind, int rows) { return (kind == KIND_Q4 || kind == KIND_Q8) && rows <= 16; }
+/* Whether a product of so many rows decodes its weights in registers: with more rows than accumulators it pays to decode a weight once,
+   into memory. And how many rows it has in one tile. */
+static int decodes_in_registers(int kind, int rows) { return (kind == KIND_Q4 || kind == KIND_Q8) && rows <= 8; }
 
-static int tile_rows(int kind, int rows) {
-    if (!decodes_in_registers(kind, rows)) return 6;
-    return rows <= 8 ? rows : (rows + 1) / 2;
-}
+static int tile_rows(int kind, int rows) { return decodes_in_registers(kind, rows) ? rows : 6; }
 
 /* x [rows][k], as tiles of [k][tile] one after another; the last may be lower. */
 static void interleave(int rows, int tile, int k, const float *x, size_t ldx, float *out) {
@@ -168,7 +165,7 @@ typedef struct {
 typedef struct Engine {
     Stage stage;
     const Kernels *kernels;
-    int threads, max_rows, max_positions, num_segments, num_units;
+    int threads, num_units;
     Scratch *scratch;
     float *norm, *q, *k, *v, *mixed, *gate, *up, *added, *tiles;
     Unit *units;
@@ -177,13 +174,13 @@ typedef struct Engine {
     int32_t *row_segments;
     float *x, *kv;
     const Layer *layer;
-    int layer_index, rows;
+    int layer_index;
     /* the pool */
     Helper *helpers;
     pthread_mutex_t lock;
     pthread_cond_t wake;
     atomic_int generation, next, busy;
-    int stopping, sleepers, num_jobs;
+    int stopping, num_jobs;
     Job job;
     void *context;
 } Engine;
@@ -475,7 +472,6 @@ Engine *tessella_new(const Stage *stage, int32_t threads, int32_t max_rows, int3
     const size_t rows = (size_t)max_rows, pages = ((size_t)max_positions + PAGE - 1) / PAGE, head_dim = (size_t)stage->head_dim;
     const size_t width = stage->heads * head_dim, kv_width = stage->kv_heads * head_dim;
     engine->stage = *stage, engine->kernels = kernels_named(portable), engine->threads = threads;
-    engine->max_rows = max_rows, engine->max_positions = max_positions;
     pthread_mutex_init(&engine->lock, NULL), pthread_cond_init(&engine->wake, NULL);
     engine->scratch = calloc((size_t)threads, sizeof *engine->scratch);
     engine->norm = floats(rows * stage->hidden), engine->added = floats(rows * stage->hidden);

@@ -242,9 +242,7 @@ TARGET static void V(panels)(const Matrix *w, int first, int end, int rows, int 
     const uint8_t *panel = (const uint8_t *)w->data + first * stride;
     out += (size_t)first * 16;
     if (decodes_in_registers(w->kind, rows)) {
-        for (int row = 0; row < rows; row += tile)
-            V(few)(w->kind, rows - row < tile ? rows - row : tile, k, x + (size_t)row * k, panel, stride, end - first,
-                   out + row * ldo, ldo);
+        V(few)(w->kind, rows, k, x, panel, stride, end - first, out, ldo);
         return;
     }
     for (; first < end; first++, panel += stride, out += 16) {
