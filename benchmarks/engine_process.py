@@ -24,8 +24,9 @@ from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import recipe_named
 from tessella_p2p.stages.engine import Sampled, SessionKey, StageEngine, StepInput
 from tessella_p2p.stages.loading import load_engine
-from tessella_p2p.stages.sampler import Sampler, SamplingParams
+from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.messages import Sampling
 
 PLAIN = "plain"
 _REPEATS = 4
@@ -51,7 +52,7 @@ class EngineForm:
     def __init__(self, engine: StageEngine) -> None:
         self._engine = engine
         self._keys: list[SessionKey] = []
-        self._sampler = Sampler(SamplingParams())
+        self._sampler = Sampler(Sampling())
         self._opened = 0
         self._position = 0
 

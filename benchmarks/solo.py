@@ -24,9 +24,10 @@ from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import recipe_named
 from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput
 from tessella_p2p.stages.loading import load_engine
-from tessella_p2p.stages.sampler import Sampler, SamplingParams
+from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.messages import Sampling
 
 
 async def _generate(
@@ -34,7 +35,7 @@ async def _generate(
 ) -> None:
     """One greedy session, cut into chunks as an entry cuts it; appends the moment of every token."""
     key = SessionKey(SessionId(number.to_bytes(16, "big")), 0)
-    sampler = Sampler(SamplingParams())
+    sampler = Sampler(Sampling())
     await service.open(key, len(prompt) + max_tokens)
     ids, position = list(prompt), 0
     for _ in range(max_tokens):

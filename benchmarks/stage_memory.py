@@ -20,8 +20,9 @@ from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import recipe_named
 from tessella_p2p.stages.engine import SessionKey, StageEngine, StepInput
 from tessella_p2p.stages.loading import load_engine
-from tessella_p2p.stages.sampler import Sampler, SamplingParams
+from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.messages import Sampling
 
 SESSIONS = 8
 PROMPT_TOKENS = 512
@@ -65,7 +66,7 @@ def measure(path: Path, recipe: str, layers: LayerRange) -> StageMemory:
 
 def _step(engine: StageEngine, key: SessionKey, position: int, rows: int) -> StepInput:
     """Token ids for a head, for the others hidden states of about the size that they have."""
-    sampler = Sampler(SamplingParams()) if engine.is_tail else None
+    sampler = Sampler(Sampling()) if engine.is_tail else None
     if engine.is_head:
         (ids,) = prompts(1, rows, position)
         return StepInput(key, position, rows, DType.U32, np.array(ids, "<u4").tobytes(), sampler)

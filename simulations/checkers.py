@@ -18,8 +18,8 @@ from simulations.toy_model import ROOT, whole_model_tokens
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import OUTAGE_GRACE_S
 from tessella_p2p.ledger.accounts import ISSUANCE
-from tessella_p2p.stages.sampler import SamplingParams
 from tessella_p2p.stages.toy import ToyModel
+from tessella_p2p.wire.messages import Sampling
 
 _GRACE_MS = round(OUTAGE_GRACE_S * 1000)
 _NOTICED_S = 20.0
@@ -57,7 +57,7 @@ def check_tokens(seen: Observations, scenario: Scenario) -> Iterator[tuple[float
     for asked in seen.asked:
         if not asked.tokens and asked.outcome != "answered":
             continue
-        params = SamplingParams(temperature=asked.temperature, seed=asked.seed)
+        params = Sampling(temperature=asked.temperature, seed=asked.seed)
         truth = whole_model_tokens(model, asked.prompt, asked.max_tokens, params)
         wrong = next((i for i, (got, true) in enumerate(zip(asked.tokens, truth, strict=False)) if got != true), None)
         if wrong is not None:

@@ -42,20 +42,6 @@ from tessella_p2p.worker.service import Offer
 
 T = TypeVar("T")
 
-__all__ = [
-    "MODEL_ID",
-    "RECIPE",
-    "ROOT",
-    "MeshShape",
-    "SimulatedClock",
-    "SimulatedMesh",
-    "SimulatedNode",
-    "ToyCodec",
-    "node_key",
-    "simulate",
-    "whole_model_tokens",
-]
-
 DEAD = "the process is dead"
 """What a task of a killed process hears when it writes; it may log it, and nobody minds."""
 CLAIM_MB = 1024

@@ -9,15 +9,16 @@ from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.entry.codec import TextDecoder
 from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput
-from tessella_p2p.stages.sampler import Sampler, SamplingParams
+from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.messages import Sampling
 
 MODEL_ID = "toy"
 RECIPE = "f32"
 ROOT = hashlib.sha256(b"toy manifest").digest()
-_GREEDY = SamplingParams()
 CONTRACT = hashlib.sha256(b"toy contract").digest()
+_GREEDY = Sampling()
 
 
 class ToyText:
@@ -58,13 +59,13 @@ class ToyCodec:
 
 
 def whole_model_draws(
-    model: ToyModel, prompt: Sequence[int], max_tokens: int, params: SamplingParams = _GREEDY
+    model: ToyModel, prompt: Sequence[int], max_tokens: int, params: Sampling = _GREEDY
 ) -> tuple[Sampled, ...]:
-    """What a toy in one piece draws, without any network."""
+    """What a toy in one piece draws, without any network; with logprobs where ``params`` asks for alternatives."""
     engine = ToyEngine(model, LayerRange(0, model.layers), max_positions=len(prompt) + max_tokens)
     key = SessionKey(SessionId(bytes(16)), 0)
     engine.open_session(key, len(prompt) + max_tokens)
-    sampler = Sampler(params, prompt)
+    sampler = Sampler(params, prompt, logprobs=params.num_top > 0)
     drawn: list[Sampled] = []
     ids, position = list(prompt), 0
     while len(drawn) < max_tokens:
@@ -78,7 +79,7 @@ def whole_model_draws(
 
 
 def whole_model_tokens(
-    model: ToyModel, prompt: Sequence[int], max_tokens: int, params: SamplingParams = _GREEDY
+    model: ToyModel, prompt: Sequence[int], max_tokens: int, params: Sampling = _GREEDY
 ) -> tuple[int, ...]:
     """The tokens of `whole_model_draws`."""
     return tuple(each.token_id for each in whole_model_draws(model, prompt, max_tokens, params))

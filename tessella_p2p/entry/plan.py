@@ -104,8 +104,8 @@ def sampling_of(request: GenerateRequest, seed: int, vocabulary: int) -> m.Sampl
 
 def tail_history(sampling: m.Sampling, prompt: Sequence[int], answer: Sequence[int]) -> tuple[bytes, int]:
     """What the tail's penalties have to know at the beginning of an epoch: `ChainOpen.history` and ``history_answer``."""
-    of_prompt = sorted(set(prompt)) if sampling.repetition_penalty != 1.0 else []
-    of_answer = list(answer) if _counts_answer(sampling) else []
+    of_prompt = sorted(set(prompt)) if sampling.counts_prompt else []
+    of_answer = list(answer) if sampling.counts_answer else []
     return b"".join(token.to_bytes(4, "little") for token in (*of_prompt, *of_answer)), len(of_answer)
 
 
@@ -115,8 +115,8 @@ def check_history(sampling: m.Sampling, prompt: Sequence[int], max_tokens: int) 
     Raises:
         InvalidRequest: it would not.
     """
-    of_prompt = len(set(prompt)) if sampling.repetition_penalty != 1.0 else 0
-    if _counts_answer(sampling) and of_prompt + max_tokens > MAX_HISTORY_IDS:
+    of_prompt = len(set(prompt)) if sampling.counts_prompt else 0
+    if sampling.counts_answer and of_prompt + max_tokens > MAX_HISTORY_IDS:
         raise InvalidRequest(
             f"max_tokens: with penalties the answer, and with repetition_penalty the distinct tokens of the prompt, are at most "
             f"{MAX_HISTORY_IDS} tokens; {max_tokens} and {of_prompt} are asked for",
@@ -145,7 +145,3 @@ def check_hop_body(hidden_size: int, max_positions: int) -> None:
             f"{max_positions} positions of this model go through the stages in pieces of {body_bytes / MIB:.0f} MiB; one hop "
             f"carries {MAX_HOP_BYTES // MIB} MiB. Ask for less at once"
         )
-
-
-def _counts_answer(sampling: m.Sampling) -> bool:
-    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)

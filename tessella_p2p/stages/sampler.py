@@ -23,15 +23,14 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tessella_p2p.base.errors import InvalidRequest
-from tessella_p2p.base.limits import MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
 from tessella_p2p.stages.engine import Sampled, TokenLogprob
 from tessella_p2p.stages.opening import Opening
+from tessella_p2p.wire.messages import Sampling
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -41,69 +40,6 @@ LEAST_LOGPROB = -9999.0
 _FIRST_LOOK = 4096
 """How many of the likeliest tokens top-p sorts at first: nearly always enough, and far cheaper than the whole vocabulary."""
 _DRAW_DOMAIN = b"tessella draw"
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a session's tokens are drawn; the module says in which order. The defaults change nothing: greedy.
-
-    Args:
-        temperature: 0 is greedy.
-        top_k: how many of the likeliest may be drawn; 0 is off.
-        top_p: the least probability that those which may be drawn have together; 1 is off. One token is always left.
-        min_p: the least probability of one of them, as a share of the likeliest one's; 0 is off.
-        presence_penalty: subtracted from the logit of each token of the answer so far.
-        frequency_penalty: subtracted as often as the token is in the answer.
-        repetition_penalty: of tokens of prompt and answer; 1 is off, above makes them less likely.
-        logit_bias: (token id, what is added to its logit), each id once.
-        seed: 64 bits.
-        logprobs: whether a draw tells its token's log-probability.
-        num_top: of how many of the likeliest tokens it tells that, too.
-
-    Raises:
-        ValueError: out of these ranges. What comes from outside is checked before.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
-    logprobs: bool = False
-    num_top: int = 0
-
-    def __post_init__(self) -> None:
-        biased = [token for token, _ in self.logit_bias]
-        within = (
-            0.0 <= self.temperature < math.inf
-            and self.top_k >= 0
-            and 0.0 <= self.top_p <= 1.0
-            and 0.0 <= self.min_p <= 1.0
-            and math.isfinite(self.presence_penalty)
-            and math.isfinite(self.frequency_penalty)
-            and 0.0 < self.repetition_penalty < math.inf
-            and len(biased) <= MAX_LOGIT_BIASES
-            and len(set(biased)) == len(biased)
-            and all(token >= 0 and math.isfinite(bias) for token, bias in self.logit_bias)
-            and 0 <= self.seed < 2**64
-            and 0 <= self.num_top <= (MAX_TOP_LOGPROBS if self.logprobs else 0)
-        )
-        if not within:
-            raise ValueError(f"no sampling: {self}")
-
-    @property
-    def counts_answer(self) -> bool:
-        """Whether a draw depends on the tokens of the answer before it."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
-
-    @property
-    def counts_prompt(self) -> bool:
-        """Whether a draw depends on the tokens of the prompt."""
-        return self.repetition_penalty != 1.0
 
 
 def uniform_at(seed: int, position: int) -> float:
@@ -122,12 +58,16 @@ class Sampler:
 
     Args:
         params: how to draw.
+        logprobs: whether a draw tells its token's log-probability, and those of the ``num_top`` likeliest.
         prompt: token ids of the prompt, in any order, where the repetition penalty counts them.
         answer: the answer before the first draw, where a penalty counts it: a session that is resumed goes on as if it never stopped.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int] = (), answer: Sequence[int] = ()) -> None:
+    def __init__(
+        self, params: Sampling, prompt: Sequence[int] = (), answer: Sequence[int] = (), *, logprobs: bool = False
+    ) -> None:
         self.params = params
+        self._logprobs = logprobs
         self._prompt: Ids = np.unique(np.array(prompt if params.counts_prompt else (), np.int64))
         self._counts: Counter[int] = Counter(answer if params.counts_answer else ())
         self._drawn: list[tuple[int, int]] = []  # (position, token), rising
@@ -151,7 +91,7 @@ class Sampler:
         if params.counts_answer:
             self._drawn.append((position, token))
             self._counts[token] += 1
-        return _with_logprobs(logits, token, params.num_top) if params.logprobs else Sampled(token)
+        return _with_logprobs(logits, token, params.num_top) if self._logprobs else Sampled(token)
 
     def _rewind(self, position: int) -> None:
         while self._drawn and self._drawn[-1][0] >= position:
@@ -207,28 +147,15 @@ def sampler_for(opening: Opening, vocabulary: int) -> Sampler:
         InvalidRequest: a biased token, or one of the history, is out of the vocabulary; the entry is at fault.
     """
     body = opening.body
-    asked = body.sampling
     history = np.frombuffer(body.history, "<u4")
-    named = [*(token for token, _ in asked.logit_bias), int(history.max(initial=0))]
+    named = [*(token for token, _ in body.sampling.logit_bias), int(history.max(initial=0))]
     if max(named) >= vocabulary:
         raise InvalidRequest(
             f"token {max(named)} of the bias or the history is out of the vocabulary of {vocabulary}"
         ).blame(opening.entry)
-    params = SamplingParams(
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
-        min_p=asked.min_p,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        repetition_penalty=asked.repetition_penalty,
-        logit_bias=asked.logit_bias,
-        seed=asked.seed,
-        logprobs=body.output == "logprobs",
-        num_top=asked.num_top,
-    )
     answer_from = len(history) - body.history_answer
-    return Sampler(params, history[:answer_from].tolist(), history[answer_from:].tolist())
+    logprobs = body.output == "logprobs"
+    return Sampler(body.sampling, history[:answer_from].tolist(), history[answer_from:].tolist(), logprobs=logprobs)
 
 
 def _largest(values: npt.NDArray[np.floating], count: int) -> Ids:

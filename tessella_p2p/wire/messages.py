@@ -340,6 +340,16 @@ class Sampling(Message):
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     num_top: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
 
+    @property
+    def counts_answer(self) -> bool:
+        """Whether a draw depends on the tokens of the answer before it."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.counts_prompt
+
+    @property
+    def counts_prompt(self) -> bool:
+        """Whether a draw depends on the tokens of the prompt."""
+        return self.repetition_penalty != 1.0
+
 
 class ChainOpen(Message):
     """The entry opens (session, epoch) on a route. Domain `CHAIN_OPEN`, audience anyone; it travels head → tail as it is.

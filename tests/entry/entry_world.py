@@ -10,7 +10,8 @@ from typing import Any
 
 import trio
 
-from simulations.mesh import MODEL_ID, RECIPE, ROOT, SimulatedClock, ToyCodec
+from simulations.mesh import SimulatedClock
+from simulations.toy_model import MODEL_ID, RECIPE, ROOT, ToyCodec
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import HEARTBEAT_S
 from tessella_p2p.dht.service import Discovery

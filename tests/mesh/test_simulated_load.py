@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from simulations.mesh import MODEL_ID, MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.mesh import MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.toy_model import MODEL_ID
 from tessella_p2p.base.errors import CacheMiss, Overloaded, TooManyHopBodies
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import FULL_PATIENCE_S, KV_IDLE_S, REPORT_PERIOD_S

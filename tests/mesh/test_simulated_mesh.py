@@ -5,24 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import trio
 
-from simulations.mesh import MODEL_ID, ROOT, MeshShape, SimulatedMesh, SimulatedNode, simulate
-from simulations.toy_model import whole_model_draws
+from simulations.mesh import MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.toy_model import MODEL_ID, ROOT, whole_model_draws
 from tessella_p2p.base.errors import InvalidRequest, NoRoute, PromptTooLong, UnknownModel
 from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.base.limits import CHECKPOINT_S, MICRO_PER_LAYER_POSITION
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, TokenScores
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.stages.engine import SessionKey, StepInput, StepOutput
-from tessella_p2p.stages.sampler import SamplingParams
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.messages import Sampling
 
 PROMPT = list(range(40))
 
@@ -133,10 +132,10 @@ async def test_leaving_an_answer_frees_its_kv_on_every_stage(tmp_path: Path, clo
 
 FEW = tuple((token, 100.0) for token in (3, 5, 8, 13, 21, 34))
 """Biased so far up that all others are left out: tokens come back, and penalties decide."""
-KINDS_OF_DRAWS: dict[str, SamplingParams] = {
-    "greedy": SamplingParams(),
-    "presence and frequency": SamplingParams(presence_penalty=1.5, frequency_penalty=0.4, logit_bias=FEW),
-    "everything": SamplingParams(
+KINDS_OF_DRAWS: dict[str, Sampling] = {
+    "greedy": Sampling(),
+    "presence and frequency": Sampling(presence_penalty=1.5, frequency_penalty=0.4, logit_bias=FEW),
+    "everything": Sampling(
         temperature=1.2,
         top_k=5,
         top_p=0.95,
@@ -145,7 +144,6 @@ KINDS_OF_DRAWS: dict[str, SamplingParams] = {
         repetition_penalty=1.02,
         logit_bias=FEW,
         seed=2**64 - 1,
-        logprobs=True,
         num_top=3,
     ),
 }
@@ -153,7 +151,7 @@ KINDS_OF_DRAWS: dict[str, SamplingParams] = {
 
 @pytest.mark.parametrize("params", KINDS_OF_DRAWS.values(), ids=KINDS_OF_DRAWS)
 async def test_a_stage_that_dies_is_replaced_and_the_draws_are_the_same(
-    tmp_path: Path, clock: VirtualClock, params: SamplingParams
+    tmp_path: Path, clock: VirtualClock, params: Sampling
 ) -> None:
     async with running_mesh(tmp_path, clock, num_nodes=6) as mesh:
         await eventually(
@@ -172,7 +170,7 @@ def ready_peers(mesh: SimulatedMesh) -> Sequence[object]:
 
 
 async def draws_until_kill(
-    mesh: SimulatedMesh, entry: SimulatedNode, params: SamplingParams, max_tokens: int, kill_after: int
+    mesh: SimulatedMesh, entry: SimulatedNode, params: Sampling, max_tokens: int, kill_after: int
 ) -> SimulatedNode:
     """Kill a stage of the route in mid-answer; the answer has to be the whole model's all the same."""
     roles = entry.roles
@@ -180,9 +178,15 @@ async def draws_until_kill(
     victim: SimulatedNode | None = None
     tokens: list[int] = []
     scores: list[TokenScores] = []
-    fields = asdict(params)
+    fields = params.model_dump()
+    num_top = fields.pop("num_top")
     request = GenerateRequest(
-        model=MODEL_ID, prompt_ids=PROMPT, max_tokens=max_tokens, top_logprobs=fields.pop("num_top"), **fields
+        model=MODEL_ID,
+        prompt_ids=PROMPT,
+        max_tokens=max_tokens,
+        logprobs=num_top > 0,
+        top_logprobs=num_top,
+        **fields,
     )
     async with roles.entry.generate(request) as generation, aclosing(generation.events()) as events:
         async for event in events:
@@ -204,7 +208,7 @@ async def draws_until_kill(
                 assert event.token_ids == tuple(tokens)
     truth = whole_model_draws(mesh.model, PROMPT, max_tokens, params)
     assert tokens == [each.token_id for each in truth]
-    assert len(scores) == (max_tokens if params.logprobs else 0)
+    assert len(scores) == (max_tokens if num_top else 0)
     for told, true in zip(scores, truth, strict=False):
         assert told.chosen.logprob == pytest.approx(true.logprob, abs=1e-5)
         assert [each.token_id for each in told.top] == [each.token_id for each in true.top]

@@ -10,7 +10,8 @@ from typing import TypeVar
 import pytest
 import trio
 
-from simulations.mesh import MODEL_ID, RECIPE, MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.mesh import MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.toy_model import MODEL_ID, RECIPE
 from tessella_p2p.base.errors import StorageError
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.ledger.blocking import in_place

@@ -19,13 +19,14 @@ from tessella_p2p.stages.engine import (
     StepOutput,
     TokenSampler,
 )
-from tessella_p2p.stages.sampler import Sampler, SamplingParams
+from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.messages import Sampling
 
 Turn = Sequence[tuple[int, int]]
 """(session, rows) of one forward."""
 
-GREEDY = Sampler(SamplingParams())
+GREEDY = Sampler(Sampling())
 
 
 def key_of(session: int, epoch: int = 0) -> SessionKey:

@@ -15,13 +15,14 @@ from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.model.recipe import RECIPES, Recipe
 from tessella_p2p.stages.engine import StageEngine
 from tessella_p2p.stages.loading import load_engine
-from tessella_p2p.stages.sampler import Sampler, SamplingParams
+from tessella_p2p.stages.sampler import Sampler
+from tessella_p2p.wire.messages import Sampling
 from tests.stages.stage_runs import Turn, alone, mixed, play, ragged, random_prompts
 
 VOCABULARY = 49152
 PROMPTS = random_prompts([150, 3, 64, 65, 1, 129, 290], VOCABULARY)
 NUM_LAYERS = 2
-SAMPLED = Sampler(SamplingParams(temperature=1.0, seed=11))
+SAMPLED = Sampler(Sampling(temperature=1.0, seed=11))
 
 
 @pytest.fixture(scope="module", params=["f32", "q8_0", "q4_0", "torch-f32", "torch-int4"])

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tessella_p2p.base.errors import CacheMiss, InvalidStep, PromptTooLong, StaleEpoch, TooManyHopBodies
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.stages.engine import Sampled, StepAnswer, StepInput, StepOutput, TokenSampler
-from tessella_p2p.stages.sampler import Sampler, SamplingParams
+from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.messages import Sampling
 from tests.stages.stage_runs import GREEDY, alone, first_step, ids_body, key_of, mixed, play, random_prompts, through
 
 MODEL = ToyModel(layers=6)
@@ -28,7 +29,7 @@ def chain(*cuts: int) -> list[ToyEngine]:
 @given(cuts=st.sets(st.integers(1, 5)), seed=st.integers(0, 1000))
 def test_any_split_and_schedule_gives_the_tokens_of_the_whole(cuts: set[int], seed: int) -> None:
     prompts = random_prompts([1, 5, 12, 30], MODEL.vocabulary, seed)
-    sample = Sampler(SamplingParams(temperature=1.0, seed=seed))
+    sample = Sampler(Sampling(temperature=1.0, seed=seed))
     whole = play(chain(0, 6), prompts, alone(prompts, 1), sample).tokens
     assert len(whole) == 48
     split = play(chain(0, *sorted(cuts), 6), prompts, mixed(prompts, seed), sample).tokens
@@ -50,7 +51,7 @@ def test_every_fault_changes_the_tokens() -> None:
     assert token_after([2, 1, 3, 4]) != right, "order"
     assert token_after([3, 4]) != right, "lost history"
     assert token_after([9, 2, 3, 4]) != right, "foreign history"
-    draws = {token_after([1, 2, 3, 4], Sampler(SamplingParams(temperature=1.0, seed=seed))) for seed in range(20)}
+    draws = {token_after([1, 2, 3, 4], Sampler(Sampling(temperature=1.0, seed=seed))) for seed in range(20)}
     assert len(draws) > 10
 
 
@@ -159,7 +160,7 @@ def test_an_idle_session_makes_room_and_is_told_so() -> None:
 
 def test_penalties_and_logprobs_come_from_the_sampler() -> None:
     best = token_after([1, 2, 3, 4])
-    biased = Sampler(SamplingParams(logit_bias=((best, -100.0),), logprobs=True, num_top=2))
+    biased = Sampler(Sampling(logit_bias=((best, -100.0),), num_top=2), logprobs=True)
     (engine,) = chain(0, 6)
     engine.open_session(key_of(1), 64)
     (answer,) = engine.forward([first_step(1, [1, 2, 3, 4], sample=biased)])

@@ -193,6 +193,7 @@ OUT_OF_BOUNDS: list[tuple[Message, dict[str, object]]] = [
     (OPEN, {"sampling": {"temperature": -0.5}}),
     (OPEN, {"sampling": {"seed": -1}}),
     (OPEN, {"sampling": {"temperature": 2.1}}),
+    (OPEN, {"sampling": {"temperature": float("nan")}}),
     (OPEN, {"sampling": {"temperature": True}}),
     (OPEN, {"sampling": {"top_k": -1}}),
     (OPEN, {"sampling": {"top_k": MAX_VOCABULARY + 1}}),

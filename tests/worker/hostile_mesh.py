@@ -11,7 +11,8 @@ from typing import Any
 
 import trio
 
-from simulations.mesh import MODEL_ID, RECIPE, ROOT, MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.mesh import MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.toy_model import MODEL_ID, RECIPE, ROOT
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.net.virtual_clock import VirtualClock

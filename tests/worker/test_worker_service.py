@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from simulations.mesh import MODEL_ID, ROOT, MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.mesh import MeshShape, SimulatedMesh, SimulatedNode, simulate
+from simulations.toy_model import MODEL_ID, ROOT
 from tessella_p2p.base.errors import ArtifactError, CacheMiss
 from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.base.limits import RECORD_TTL_S
