@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
+from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS, MAX_SESSIONS_PER_STAGE
 from tessella_p2p.model.recipe import Recipe
 from tessella_p2p.stages.engine import StageEngine
 
@@ -38,6 +39,11 @@ def load_engine(
         NotCertified: what the file holds, or the recipe, has no test, or the recipe cannot be computed on ``device``.
         ConfigurationError: a number out of range, or a device that is not there.
     """
+    if threads < 1 or not 1 <= max_sessions <= MAX_SESSIONS_PER_STAGE or max_positions < 1:
+        raise ConfigurationError(
+            f"a stage of {threads} threads, {max_sessions} sessions and {max_positions} positions; at least 1 of each "
+            f"and at most {MAX_SESSIONS_PER_STAGE} sessions are accepted"
+        )
     if recipe.engine == "native":
         from tessella_p2p.stages.native_engine import NativeEngine
 
@@ -65,14 +71,17 @@ def load_engine(
 
 
 def published_name(recipe: Recipe, device: str = "cpu") -> str:
-    """The name under which this machine may serve ``recipe``. A torch recipe imports torch and computes a probe: call it in a thread.
+    """The name under which this machine may serve ``recipe``. Its engine is tried first: call it in a thread.
 
     Raises:
-        NotCertified: the recipe cannot be computed on ``device``.
+        NotCertified: the recipe cannot be computed on ``device``; the native kernels are not built, or give other bits here.
         ConfigurationError: ``device`` is not there.
     """
     if recipe.has_one_class:
+        from tessella_p2p.stages.native_proof import prove_kernels
+
         recipe.check_device(device)
+        prove_kernels()
         return recipe.name
     from tessella_p2p.stages.torch_device import drift_class
 

@@ -31,6 +31,7 @@ from tessella_p2p.model.gguf import GgmlType
 from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.stages import native_engine, native_proof
 from tessella_p2p.stages.engine import Sampled, StepAnswer, StepInput, StepOutput
+from tessella_p2p.stages.loading import load_engine, published_name
 from tessella_p2p.stages.native_engine import NativeEngine
 from tessella_p2p.wire.frames import DType
 from tests.model.tiny_gguf import VOCABULARY, Stored, build, floats, tiny_llama, write_tiny_llama
@@ -427,7 +428,7 @@ def test_an_engine_may_be_closed_twice_or_dropped(tiny: Path) -> None:
     engine = load(tiny, threads=3)
     engine.close()
     engine.close()
-    assert (engine.max_positions, engine.drift_class, engine.kv.pages_used) == (256, "f32", 0)
+    assert (engine.max_positions, engine.kv.pages_used) == (256, 0)
     dropped = load(tiny, threads=3)
     dropped.open_session(key_of(1), 8)
     dropped.forward([first_step(1, [1, 2])])
@@ -443,7 +444,7 @@ def test_what_the_kernels_do_not_have_is_refused_by_name(
 ) -> None:
     for threads, sessions, positions in ((0, 1, 1), (1, 0, 1), (1, 10**6, 1), (1, 1, 0)):
         with pytest.raises(ConfigurationError):
-            load(tiny, threads=threads, max_sessions=sessions, max_positions=positions)
+            load_engine(tiny, WHOLE, RECIPES["f32"], threads=threads, max_sessions=sessions, max_positions=positions)
     with pytest.raises(ConfigurationError, match="49152"):
         load(tiny, kv_bytes=49151)
     for shape, match in (((8, 8), "head size"), ((2, 64), "query heads")):
@@ -475,7 +476,8 @@ def test_what_the_kernels_do_not_have_is_refused_by_name(
             load(path)
     native_proof.prove_kernels.cache_clear()
     monkeypatch.setattr(native_proof, "KNOWN_ANSWER", "00" * 16)
-    with pytest.raises(NotCertified, match="other bits"):
-        load(tiny)
+    for refused in (lambda: load(tiny), lambda: published_name(RECIPES["f32"])):
+        with pytest.raises(NotCertified, match="other bits"):
+            refused()
     monkeypatch.undo()
     native_proof.prove_kernels()
