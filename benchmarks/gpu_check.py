@@ -24,13 +24,14 @@ from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import RECIPES, Recipe
 from tessella_p2p.stages.engine import Sampled, SessionKey, StageEngine, StepInput, StepOutput
-from tessella_p2p.stages.loading import load_engine
-from tessella_p2p.stages.sampler import Sampler, SamplingParams
+from tessella_p2p.stages.loading import load_engine, published_name
+from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.weights.catalog import SMOLLM2_135M_INSTRUCT
 from tessella_p2p.weights.store import default_models_dir, resolve
 from tessella_p2p.wire.frames import DType
+from tessella_p2p.wire.messages import Sampling
 
-GREEDY = Sampler(SamplingParams())
+GREEDY = Sampler(Sampling())
 REFERENCE = Path(__file__).parents[1] / "tests" / "data" / "greedy_f32.json"
 LEAST_GAP = {"torch-f32": 0.02, "torch-f16": 0.1, "torch-bf16": 0.75, "torch-int4": 1.0}
 """Between logits of the reference that are nearer than this, a recipe's rounding may decide: the case ends there."""
@@ -130,7 +131,7 @@ def _check(path: Path, recipe: Recipe, device: str) -> bool:
         layers = ModelConfig.from_gguf(file).all_layers
     engine = load_engine(path, layers, recipe, device=device, max_positions=MAX_POSITIONS, max_sessions=MAX_SESSIONS)
     runner = _Runner(engine)
-    click.echo(engine.drift_class)
+    click.echo(published_name(recipe, device))
     click.echo(f"  memory with every KV slot full: {engine.memory_bytes / MIB:.0f} MiB")
     prompt = [(7 * i) % 4096 + 100 for i in range(PROMPT_TOKENS)]
     runner.prefill_s(prompt)  # kernels are chosen and compiled at first use

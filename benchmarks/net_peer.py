@@ -73,7 +73,6 @@ class BusyEngine:
         self.max_positions = MAX_POSITIONS
         self.memory_bytes = 0
         self.kv = KvUse(64, 0, 0)
-        self.drift_class = "none"
         self._work = bytes(_bytes_hashed_in(compute_ms))
         self._row = bytes(HIDDEN_SIZE * DType.F32.size)
 

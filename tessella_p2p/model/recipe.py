@@ -73,6 +73,15 @@ class Recipe:
             others = ", ".join(name for name, recipe in RECIPES.items() if not recipe.is_cpu_only)
             raise NotCertified(f"recipe {self.name!r} is computed on the CPU alone; on {device} there are: {others}")
 
+    def check_architecture(self, architecture: str) -> None:
+        """Refuse a model of another family.
+
+        Raises:
+            NotCertified: says which the recipe is for.
+        """
+        if architecture != self.architecture:
+            raise NotCertified(f"recipe {self.name!r} is for {self.architecture}, not for {architecture}")
+
     def published(self, drift_class: str) -> str:
         """The name in records, leases, tickets and proofs.
 

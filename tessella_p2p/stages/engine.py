@@ -177,11 +177,6 @@ class StageEngine(Protocol):
         """What the KV holds. May be read from another thread while a call runs."""
         ...
 
-    @property
-    def drift_class(self) -> str:
-        """Engines with equal classes give the same bits for the same steps: recipe, library build and instruction set."""
-        ...
-
     def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """Enter a session. Its KV grows with its positions, in pages.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tessella_p2p.base.errors import ConfigurationError, InvalidStep, NotCertified, TessellaError
+from tessella_p2p.base.errors import ConfigurationError, InvalidStep, TessellaError
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import MAX_PREFILL_ROWS_PER_TURN, MAX_SESSIONS_PER_STAGE
 from tessella_p2p.model.config import ModelConfig
@@ -133,18 +133,10 @@ class NativeEngine:
         portable: bool = False,
     ) -> NativeEngine:
         """Read ``layers`` from a GGUF file; see `loading.load_engine`. ``portable`` computes in plain C, for comparison."""
-        if threads < 1 or not 1 <= max_sessions <= MAX_SESSIONS_PER_STAGE or max_positions < 1:
-            raise ConfigurationError(
-                f"a stage of {threads} threads, {max_sessions} sessions and {max_positions} positions; at least 1 of each "
-                f"and at most {MAX_SESSIONS_PER_STAGE} sessions are accepted"
-            )
         prove_kernels()
         with GgufFile.open(path) as file:
             config = ModelConfig.from_gguf(file)
-            if recipe.architecture != config.architecture:
-                raise NotCertified(
-                    f"recipe {recipe.name!r} is for {recipe.architecture}, not for {config.architecture}"
-                )
+            recipe.check_architecture(config.architecture)
             weights = load_weights(file, config, layers, recipe)
         return cls(
             config,
@@ -168,11 +160,6 @@ class NativeEngine:
     def kv(self) -> KvUse:
         """See `engine.StageEngine.kv`."""
         return self._kv.use
-
-    @property
-    def drift_class(self) -> str:
-        """See `engine.StageEngine.drift_class`."""
-        return self.recipe.name
 
     def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
         """See `engine.StageEngine.open_session`."""

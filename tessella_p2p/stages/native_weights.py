@@ -13,11 +13,10 @@ from tessella_p2p.model.config import EMBEDDING, OUTPUT_NORM, ModelConfig
 from tessella_p2p.model.gguf import GgmlType, GgufFile
 from tessella_p2p.model.recipe import Recipe
 from tessella_p2p.stages.dequantize import dequantize
-from tessella_p2p.stages.native.binding import QUERY_ROWS, Bytes, Floats, LayerArrays, Packed
+from tessella_p2p.stages.native.binding import PANEL, QUERY_ROWS, Bytes, Floats, LayerArrays, Packed
 from tessella_p2p.stages.quantize import stored_form
+from tessella_p2p.stages.rotations import order_of_halves
 
-_LANES = 8
-_PANEL = 16
 _ROTATED = ("attn_q", "attn_k")
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
@@ -48,7 +47,7 @@ def check_shape(config: ModelConfig) -> None:
     for name, value, multiple in (
         ("hidden size", config.hidden, 32),
         ("feed-forward width", config.ffn, 32),
-        ("head size", config.head_dim, _PANEL),
+        ("head size", config.head_dim, PANEL),
     ):
         if value % multiple:
             raise NotCertified(
@@ -107,9 +106,8 @@ class _Reader:
     def _matrix(self, name: str, *, is_rotated: bool = False, is_vocabulary: bool = False) -> Packed:
         info = self._file.tensors[name]
         raw = np.frombuffer(self._file.read(name), np.uint8).reshape(info.shape[0], -1)
-        if is_rotated:  # llama.cpp stores these rows for rotation of adjacent pairs; here halves rotate
-            head_dim = self._config.head_dim
-            raw = raw[np.arange(info.shape[0]).reshape(-1, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1)]
+        if is_rotated:
+            raw = raw[order_of_halves(info.shape[0], self._config.head_dim)]
         form, kind = stored_form(raw, info.kind, self._recipe, is_vocabulary=is_vocabulary)
         if kind is GgmlType.Q4_0:
             form, kind = with_offsets(form), GgmlType.Q4_1

@@ -20,3 +20,10 @@ def rotations(config: ModelConfig, num_positions: int) -> tuple[Floats, Floats]:
     frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
     angles = np.outer(np.arange(num_positions, dtype=np.float32), frequencies).astype(np.float64)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def order_of_halves(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """The order in which to take the rows of a query or key matrix: llama.cpp stores them for rotation of adjacent pairs, and here
+    halves rotate.
+    """
+    return np.arange(num_rows).reshape(-1, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tessella_p2p.model.config import ModelConfig
+from tessella_p2p.stages.rotations import rotations
 
 KV_BLOCK = 128
 QUERY_BLOCK = 64
@@ -235,14 +236,6 @@ def _causal_mask(positions: Tensor, num_positions: int) -> Tensor:
 
 
 def rope_tables(config: ModelConfig, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines [positions, head_dim] for rotation in halves (Su et al., "RoFormer"), float32.
-
-    Angles are rounded to float32 as the reference implementations do; their sines are taken in float64, so that every machine gets
-    the same table.
-    """
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
-    angles = np.outer(np.arange(num_positions, dtype=np.float32), frequencies).astype(np.float64)
-    cos, sin = np.cos(angles), np.sin(angles)
-    tables = (np.concatenate([cos, cos], -1), np.concatenate([-sin, sin], -1))
-    return torch.from_numpy(tables[0].astype(np.float32)), torch.from_numpy(tables[1].astype(np.float32))
+    """`rotations` as whole rows: cosines and signed sines [positions, head_dim] for rotation in halves, float32."""
+    cos, sin = (torch.from_numpy(table) for table in rotations(config, num_positions))
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)

@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tessella_p2p.base.errors import ConfigurationError, InvalidStep, NotCertified, TessellaError
+from tessella_p2p.base.errors import InvalidStep, TessellaError
 from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.base.limits import MAX_SESSIONS_PER_STAGE
 from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import Recipe
 from tessella_p2p.stages.engine import KvUse, Sampled, SessionKey, StepAnswer, StepInput, StepOutput, check_body
 from tessella_p2p.stages.sessions import KvSession, SessionTable
 from tessella_p2p.stages.torch_attention import KV_BLOCK, Attention, KvArena, Segment, rope_tables
-from tessella_p2p.stages.torch_device import drift_class, prepare, torch_device
+from tessella_p2p.stages.torch_device import prepare, torch_device
 from tessella_p2p.stages.torch_weights import TORCH_DTYPES, LayerWeights, StageWeights, embed, load_weights
 from tessella_p2p.wire.frames import DType
 
@@ -96,20 +95,12 @@ class TorchEngine:
         max_positions: int,
     ) -> TorchEngine:
         """Read ``layers`` from a GGUF file; see `loading.load_engine`."""
-        if threads < 1 or not 1 <= max_sessions <= MAX_SESSIONS_PER_STAGE or max_positions < 1:
-            raise ConfigurationError(
-                f"a stage of {threads} threads, {max_sessions} sessions and {max_positions} positions; at least 1 of each "
-                f"and at most {MAX_SESSIONS_PER_STAGE} sessions are accepted"
-            )
         where = torch_device(recipe, device)
         prepare(where)
         torch.set_num_threads(threads)
         with GgufFile.open(path) as file, torch.inference_mode():
             config = ModelConfig.from_gguf(file)
-            if recipe.architecture != config.architecture:
-                raise NotCertified(
-                    f"recipe {recipe.name!r} is for {recipe.architecture}, not for {config.architecture}"
-                )
+            recipe.check_architecture(config.architecture)
             weights = load_weights(file, config, layers, recipe, where)
             return cls(
                 config,
@@ -126,11 +117,6 @@ class TorchEngine:
     def memory_bytes(self) -> int:
         """See `engine.StageEngine.memory_bytes`."""
         return self._weights.memory_bytes + self._arena.memory_bytes + sum(table.nbytes for table in self._rope)
-
-    @property
-    def drift_class(self) -> str:
-        """See `engine.StageEngine.drift_class`."""
-        return self.recipe.published(drift_class(self.recipe, str(self._device)))
 
     @property
     def kv(self) -> KvUse:

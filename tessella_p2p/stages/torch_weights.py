@@ -13,6 +13,7 @@ from tessella_p2p.model.config import EMBEDDING, OUTPUT_NORM, ModelConfig
 from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import Recipe
 from tessella_p2p.stages.dequantize import dequantize
+from tessella_p2p.stages.rotations import order_of_halves
 from tessella_p2p.stages.torch_linear import Linear, StoredMatrix, build_linear
 from tessella_p2p.wire.frames import DType
 
@@ -124,8 +125,6 @@ class _Reader:
         return linear
 
     def _rotating(self, name: str) -> StoredMatrix:
-        """Rows of q or k. llama.cpp stores them for rotation of adjacent pairs; here halves rotate."""
+        """Rows of q or k."""
         matrix = self.matrix(name)
-        head_dim = self._config.head_dim
-        order = np.arange(matrix.num_rows).reshape(-1, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1)
-        return StoredMatrix(name, matrix.kind, matrix.raw[order])
+        return StoredMatrix(name, matrix.kind, matrix.raw[order_of_halves(matrix.num_rows, self._config.head_dim)])

@@ -95,7 +95,6 @@ class ToyEngine:
         self.wire_dtype = DType.F32
         self.max_sessions = max_sessions
         self.max_positions = max_positions
-        self.drift_class = "toy"
         self._now = now
         self._pages = KvPages(
             num_pages=max_sessions * pages_of(max_positions) if num_pages is None else num_pages,
