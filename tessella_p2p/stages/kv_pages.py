@@ -19,8 +19,8 @@ to do without, or make a younger one do so.
 
 **Room.** `grow` takes free pages, then cached ones, then those of whole sessions: of the least recently used that are not in the
 batch, have had no step for `KV_IDLE_S` and have none in the queue. So those who decode lose nothing to a burst of newcomers, who get
-`Overloaded` instead,
-as does a batch's youngest session where its elder needs the same page. The clock is the caller's: any that never goes back.
+`Overloaded` instead, as does a batch's youngest session where its elder needs the same page. The clock is the caller's: any that
+never goes back.
 
 **Cached prefixes.** A page's digest is BLAKE2b, keyed by this stage's own secret, over the digest of the page before it and its rows
 as this stage received them; before the first page stands the digest of the session's scope. A full page is published under its digest,
