@@ -213,7 +213,7 @@ class Driver:
     def sample_coverage(self) -> None:
         """Who has a route now."""
         orchestrator = self.mesh.orchestrator
-        whole = None if orchestrator is None else orchestrator.coverage(ROOT).health == _HEALTHY
+        whole = None if orchestrator is None else orchestrator.membership.coverage(ROOT).health == _HEALTHY
         entries = [(node.peer_id, node.roles.entry) for node in self.reachable() if node.roles is not None]
         without = tuple(peer for peer, entry in entries if not entry.model_ids())
         self.seen.coverage.append(CoverageSample(self.now, whole, len(entries), without))

@@ -113,7 +113,7 @@ class WatchedOrchestrator(Orchestrator):
     async def answer(self, peer: PeerId, raw: bytes) -> bytes:
         """See `orchestrator.service.Orchestrator.answer`."""
         answer = await super().answer(peer, raw)
-        member = self._members.get(peer)
+        member = self.membership.core.get(peer)
         if member is not None and self.watch is not None:
             self.watch.member(member)
         return answer

@@ -29,6 +29,11 @@
     │   ├── CacheMiss           the KV of a session is gone
     │   ├── CapabilityRefused   a token stream whose capability is foreign, used or unbound
     │   ├── NotAuthorized       admission, lease or ticket does not allow it
+    │   │   ├── WorkerNotAuthorized     a peer that is not on the allow-list of a private mesh
+    │   │   ├── Blacklisted             a peer that the operator or a verdict has excluded
+    │   │   ├── KeyInUse                two processes use one key
+    │   │   └── NotOperator             an operator's request without the admin token
+    │   ├── Moved               an HTTP route of the manual that is a libp2p protocol here
     │   └── ClaimTooSmall       a memory claim that cannot hold one layer
     └── ArtifactError           weights, tokenizer or template: damaged, truncated or not certified
         └── NotCertified        an architecture, tokenizer or quantisation that no test certifies
@@ -204,6 +209,31 @@ class CapabilityRefused(RefusalError):
 class NotAuthorized(RefusalError):
     code = "not_authorized"
     http_status = 403
+
+
+class WorkerNotAuthorized(NotAuthorized):
+    code = "worker_not_authorized"
+
+
+class Blacklisted(NotAuthorized):
+    code = "blacklisted"
+
+
+class KeyInUse(NotAuthorized):
+    """Whoever uses a key in a second process: the first one goes on."""
+
+    code = "key_in_use"
+    http_status = 409
+
+
+class NotOperator(NotAuthorized):
+    code = "admin_token_required"
+    http_status = 401
+
+
+class Moved(RefusalError):
+    code = "moved_to_libp2p"
+    http_status = 410
 
 
 class ClaimTooSmall(RefusalError):

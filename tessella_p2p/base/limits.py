@@ -333,3 +333,18 @@ LOOP_STALL_S = 0.05
 """An event loop that does not come round for so long is reported."""
 STALL_LOG_S = 10.0
 """Stalls within this are reported in one line."""
+
+# The orchestrator's surface
+MAX_PAGE_ROWS = 500
+"""Rows of one page of any table that is read over the network."""
+MAX_SERVED_MODELS = 64
+"""Models that one orchestrator serves."""
+MAX_TERMS = 64
+"""Pairs of recipe and device that one model has terms for."""
+MAX_COUNTERS = 512
+"""Counters in one answer."""
+MAX_FEDERATION_PEERS = 16
+"""Other orchestrators that one follows."""
+MAX_ADMIN_TOKEN_CHARS = 512
+MAX_CANARIES_NAMED = 8
+"""Canaries that one audit order names."""

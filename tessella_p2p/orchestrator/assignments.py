@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tessella_p2p.base.errors import RemoteProtocolError
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import OUTAGE_GRACE_S, RESTORED_GRACE_S
 from tessella_p2p.ledger.assignments import Assignment
+from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.member import Member, MemberState
-from tessella_p2p.orchestrator.terms import ServedModel
 from tessella_p2p.wire.envelope import open_envelope
 from tessella_p2p.wire.messages import LEASE, Lease
 
@@ -27,7 +25,7 @@ def kept(member: Member, *, mesh_complete: bool) -> Assignment | None:
 
 
 def restored(
-    peer: PeerId, assignment: Assignment, models: Mapping[bytes, ServedModel], orchestrator: PeerId, now_ms: int
+    peer: PeerId, assignment: Assignment, catalogue: Catalogue, orchestrator: PeerId, now_ms: int
 ) -> Member | None:
     """The member that ``peer`` is after a restart, until it is heard; None where the row certifies nothing any more.
 
@@ -39,7 +37,7 @@ def restored(
         lease = envelope.message(Lease)
     except RemoteProtocolError:  # the orchestrator has another key now
         return None
-    model = models.get(lease.manifest_root)
+    model = catalogue.find(lease.manifest_root)
     if model is None or (lease.peer_id, lease.model_id) != (peer, model.model_id):
         return None
     layers = LayerRange(*lease.layers)

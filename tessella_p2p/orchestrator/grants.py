@@ -6,7 +6,6 @@ A tier is a priority when the mesh is busy, not a wallet: the balance of the req
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessella_p2p.base.errors import InvalidRequest, Overloaded, UnknownModel
@@ -21,7 +20,7 @@ from tessella_p2p.base.limits import (
     TICKET_SETTLE_S,
     VIP_ABOVE_CREDITS,
 )
-from tessella_p2p.orchestrator.terms import ServedModel
+from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.wire.envelope import seal
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import TICKET, Granted, SessionGrant, Ticket, Tier
@@ -56,7 +55,7 @@ class Grants:
 
     Args:
         key: signs the tickets.
-        models: what may be served.
+        catalogue: what may be served.
         terms: the bounds.
         max_requesters: how many requesters' rates are remembered.
     """
@@ -64,12 +63,12 @@ class Grants:
     def __init__(
         self,
         key: NodeKey,
-        models: Sequence[ServedModel],
+        catalogue: Catalogue,
         terms: GrantTerms | None = None,
         max_requesters: int = MAX_REQUESTERS,
     ) -> None:
         self._key = key
-        self._models = {model.manifest_root: model for model in models}
+        self._catalogue = catalogue
         self._terms = terms or GrantTerms()
         self._max_requesters = max_requesters
         # Per requester: when its bucket was looked at last, and what was in it, in thousandths of a grant.
@@ -92,7 +91,7 @@ class Grants:
             InvalidRequest: no positions, or more than a ticket may have.
             Overloaded: more grants than the rate allows.
         """
-        model = self._models.get(request.manifest_root)
+        model = self._catalogue.find(request.manifest_root)
         if model is None or model.model_id != request.model_id or not model.serves(request.recipe):
             raise UnknownModel(f"{request.model_id} with recipe {request.recipe} is not served here")
         if not 0 < request.max_positions <= self._terms.max_positions:

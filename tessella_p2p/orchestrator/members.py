@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tessella_p2p.base.errors import InvalidRequest, NotAuthorized, Overloaded, UnknownModel
+from tessella_p2p.base.errors import InvalidRequest, NotAuthorized, Overloaded
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import (
     HEARTBEAT_S,
@@ -39,6 +39,7 @@ from tessella_p2p.model.coverage import Coverage, walk
 from tessella_p2p.model.recipe import base_name
 from tessella_p2p.orchestrator.allocator import allocate, fits
 from tessella_p2p.orchestrator.assignments import ASSIGNED, kept, restored
+from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.member import (
     Announced,
     Deregistered,
@@ -70,16 +71,14 @@ class Members:
 
     Args:
         key: signs the leases.
-        models: what may be served.
+        catalogue: what may be served.
         min_stages: how many workers have to register before one is listed, and into how many stages a model is split at least.
         serial_floor: the durable floor of lease serials.
     """
 
-    def __init__(
-        self, key: NodeKey, models: Sequence[ServedModel], *, min_stages: int = 1, serial_floor: int = 0
-    ) -> None:
+    def __init__(self, key: NodeKey, catalogue: Catalogue, *, min_stages: int = 1, serial_floor: int = 0) -> None:
         self._key = key
-        self._models = {model.manifest_root: model for model in models}
+        self._catalogue = catalogue
         self._min_stages = min_stages
         self._serial = serial_floor
         self._durable_floor = serial_floor
@@ -99,7 +98,7 @@ class Members:
         """
         effects: list[MemberEffect] = []
         for peer, assignment in assignments.items():
-            member = restored(peer, assignment, self._models, self._key.peer_id, now_ms)
+            member = restored(peer, assignment, self._catalogue, self._key.peer_id, now_ms)
             if member is None or len(self._members) >= MAX_MEMBERS:
                 effects.append(KeepAssignment(peer, None))
                 continue
@@ -151,7 +150,7 @@ class Members:
         Raises:
             UnknownModel: nobody may serve it here.
         """
-        total_layers = self._model(manifest_root).total_layers
+        total_layers = self._catalogue.by_root(manifest_root).total_layers
         healthy: dict[str, list[LayerRange]] = {}
         for member in self._members.values():
             is_meant = recipe in (member.recipe, base_name(member.recipe))
@@ -178,7 +177,7 @@ class Members:
     # ---- Requests ----
 
     def _register(self, peer: PeerId, request: Register, now_ms: int) -> list[MemberEffect]:
-        model = self._model(request.manifest_root)
+        model = self._catalogue.by_root(request.manifest_root)
         for name, got, expected in (
             ("model_id", request.model_id, model.model_id),
             ("contract_hash", request.contract_hash, model.contract_hash),
@@ -251,7 +250,7 @@ class Members:
         effects: list[MemberEffect] = []
         renewed = member.lease_expires_at - now_ms < _LEASE_TTL_MS // 2
         if renewed:
-            model = self._models[member.manifest_root]
+            model = self._catalogue.by_root(member.manifest_root)
             effects, serial, lease = self._lease(peer, model, member.recipe, member.layers, now_ms)
             member = replace(member, serial=serial, lease=lease, lease_expires_at=now_ms + _LEASE_TTL_MS)
         effects += self._put(member)
@@ -271,7 +270,7 @@ class Members:
         """A serving worker that this orchestrator does not remember, taken in by its lease: after a restart nobody reloads."""
         found = verify_stage_record(record, peer, self._key.peer_id, now_ms)
         before = self._members.get(peer)
-        model = self._model(found.lease.manifest_root)
+        model = self._catalogue.by_root(found.lease.manifest_root)
         if before is not None and before.serial > found.lease.serial:
             raise NotAuthorized(f"lease {found.lease.serial} is not the newest lease of {peer}: register again")
         if before is None and len(self._members) >= MAX_MEMBERS:
@@ -315,13 +314,6 @@ class Members:
         return effects
 
     # ---- Parts ----
-
-    def _model(self, manifest_root: bytes) -> ServedModel:
-        model = self._models.get(manifest_root)
-        if model is None:
-            served = ", ".join(model.model_id for model in self._models.values())
-            raise UnknownModel(f"manifest {manifest_root.hex()[:16]}… is not served here; served: {served}")
-        return model
 
     def _of(self, manifest_root: bytes, recipe: str) -> list[Member]:
         return [m for m in self._members.values() if (m.manifest_root, m.recipe) == (manifest_root, recipe)]

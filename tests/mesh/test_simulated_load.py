@@ -199,7 +199,7 @@ async def test_a_stage_that_dies_is_reported_by_its_neighbours_alone(tmp_path: P
         assert victim is not None
         await pass_time(2 * REPORT_PERIOD_S)
         assert mesh.orchestrator is not None
-        reported = mesh.orchestrator.reported_failures
+        reported = mesh.orchestrator.membership.reported_failures
         assert set(reported) == {victim.peer_id}
         assert 1 <= reported[victim.peer_id] <= 2
 
@@ -212,4 +212,4 @@ async def test_full_stages_and_leaving_ones_are_not_reported(tmp_path: Path, clo
         mesh.stop_node(mesh.nodes[1])
         await pass_time(2 * REPORT_PERIOD_S)
         assert mesh.orchestrator is not None
-        assert not mesh.orchestrator.reported_failures
+        assert not mesh.orchestrator.membership.reported_failures

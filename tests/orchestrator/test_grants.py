@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import InvalidRequest, Overloaded, UnknownModel
 from tessella_p2p.base.limits import MICRO_PER_CREDIT
+from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms, tier_of
 from tessella_p2p.orchestrator.terms import ServedModel
 from tessella_p2p.wire.envelope import open_envelope
@@ -50,7 +51,7 @@ def test_the_balance_decides_the_tier(micro_credits: int, tier: str) -> None:
 
 
 def test_a_ticket_says_who_may_open_what_until_when() -> None:
-    granted = ask(Grants(ORCHESTRATOR, [MODEL]))
+    granted = ask(Grants(ORCHESTRATOR, Catalogue([MODEL])))
     envelope = open_envelope(granted.ticket, TICKET, now_ms=NOW, signer=ORCHESTRATOR.peer_id)
     hour = 3_600_000
     assert envelope.message(Ticket) == Ticket(
@@ -68,29 +69,29 @@ def test_a_ticket_says_who_may_open_what_until_when() -> None:
 
 def test_a_ticket_is_for_one_drift_class_of_a_recipe_that_is_served() -> None:
     model = ServedModel(MODEL_ID, ROOT, bytes(32), 30, {("torch-f16", "*"): TERMS})
-    granted = ask(Grants(ORCHESTRATOR, [model]), recipe="torch-f16@2.13.0-cuda-sm90x132-00000001")
+    granted = ask(Grants(ORCHESTRATOR, Catalogue([model])), recipe="torch-f16@2.13.0-cuda-sm90x132-00000001")
     envelope = open_envelope(granted.ticket, TICKET, now_ms=NOW, signer=ORCHESTRATOR.peer_id)
     assert envelope.message(Ticket).recipe == "torch-f16@2.13.0-cuda-sm90x132-00000001"
     for refused in ("torch-f16@", "f16", "torch-f32@2.13.0-avx2-00000001"):
         with pytest.raises(UnknownModel):
-            ask(Grants(ORCHESTRATOR, [model]), recipe=refused)
+            ask(Grants(ORCHESTRATOR, Catalogue([model])), recipe=refused)
 
 
 @pytest.mark.parametrize("change", [{"model_id": "other"}, {"manifest_root": bytes(32)}, {"recipe": "int4"}])
 def test_what_is_not_served_gets_no_ticket(change: dict[str, Any]) -> None:
     with pytest.raises(UnknownModel):
-        ask(Grants(ORCHESTRATOR, [MODEL]), **change)
+        ask(Grants(ORCHESTRATOR, Catalogue([MODEL])), **change)
 
 
 @pytest.mark.parametrize("positions", [0, 1001])
 def test_a_ticket_is_for_a_bounded_number_of_positions(positions: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        ask(Grants(ORCHESTRATOR, [MODEL], GrantTerms(max_positions=1000)), max_positions=positions)
+        ask(Grants(ORCHESTRATOR, Catalogue([MODEL]), GrantTerms(max_positions=1000)), max_positions=positions)
     assert caught.value.param == "max_positions"
 
 
 def test_a_requester_that_asks_too_often_waits_and_others_do_not() -> None:
-    grants = Grants(ORCHESTRATOR, [MODEL], GrantTerms(rate_per_s=2, burst=3))
+    grants = Grants(ORCHESTRATOR, Catalogue([MODEL]), GrantTerms(rate_per_s=2, burst=3))
     for _ in range(3):
         ask(grants)
     with pytest.raises(Overloaded):
@@ -104,7 +105,7 @@ def test_a_requester_that_asks_too_often_waits_and_others_do_not() -> None:
 
 
 def test_a_request_that_is_refused_costs_nothing() -> None:
-    grants = Grants(ORCHESTRATOR, [MODEL], GrantTerms(rate_per_s=1, burst=1))
+    grants = Grants(ORCHESTRATOR, Catalogue([MODEL]), GrantTerms(rate_per_s=1, burst=1))
     for _ in range(5):
         with pytest.raises(UnknownModel):
             ask(grants, recipe="int4")
@@ -112,7 +113,7 @@ def test_a_request_that_is_refused_costs_nothing() -> None:
 
 
 def test_the_requesters_that_are_remembered_are_bounded() -> None:
-    grants = Grants(ORCHESTRATOR, [MODEL], GrantTerms(rate_per_s=1, burst=10), max_requesters=2)
+    grants = Grants(ORCHESTRATOR, Catalogue([MODEL]), GrantTerms(rate_per_s=1, burst=10), max_requesters=2)
     for name in ("one", "two"):
         ask(grants, requester=key_of(name))
     with pytest.raises(Overloaded, match="too many requesters"):
@@ -122,7 +123,7 @@ def test_the_requesters_that_are_remembered_are_bounded() -> None:
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=60))
 def test_no_requester_ever_exceeds_its_rate(gaps_ms: list[int]) -> None:
-    grants = Grants(ORCHESTRATOR, [MODEL], GrantTerms(rate_per_s=5, burst=4))
+    grants = Grants(ORCHESTRATOR, Catalogue([MODEL]), GrantTerms(rate_per_s=5, burst=4))
     now_ms, granted = NOW, 0
     for gap_ms in gaps_ms:
         now_ms += gap_ms

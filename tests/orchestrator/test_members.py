@@ -17,6 +17,7 @@ from tessella_p2p.base.errors import (
     UnknownModel,
 )
 from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.member import (
     Announced,
     Deregistered,
@@ -51,7 +52,7 @@ MINUTE = 60_000
 
 def mesh(count: int, *, min_stages: int | None = None) -> tuple[Members, list[PaperWorker]]:
     """An orchestrator and so many ample workers that are loaded and ready."""
-    members = Members(ORCHESTRATOR, [MODEL], min_stages=count if min_stages is None else min_stages)
+    members = Members(ORCHESTRATOR, Catalogue([MODEL]), min_stages=count if min_stages is None else min_stages)
     workers = [PaperWorker(members, f"worker {i}") for i in range(count)]
     for worker in workers:
         worker.register()
@@ -77,7 +78,7 @@ def beat(workers: list[PaperWorker], until_ms: int) -> None:
 
 
 def test_a_worker_is_assigned_a_range_with_a_lease_for_exactly_that() -> None:
-    members = Members(ORCHESTRATOR, [MODEL])
+    members = Members(ORCHESTRATOR, Catalogue([MODEL]))
     worker = PaperWorker(members, "worker")
     body = answer_in(worker.register(claim_mb=170))
     assert isinstance(body, Assigned)
@@ -88,7 +89,7 @@ def test_a_worker_is_assigned_a_range_with_a_lease_for_exactly_that() -> None:
 
 
 def test_a_range_that_loads_is_a_hole_for_coverage_but_assigned_for_the_allocator() -> None:
-    members = Members(ORCHESTRATOR, [MODEL], min_stages=2)
+    members = Members(ORCHESTRATOR, Catalogue([MODEL]), min_stages=2)
     first, second = PaperWorker(members, "first"), PaperWorker(members, "second")
     first.register()
     assert members.coverage(ROOT, RECIPE).holes == (LayerRange(0, 30),)
@@ -97,7 +98,7 @@ def test_a_range_that_loads_is_a_hole_for_coverage_but_assigned_for_the_allocato
 
 
 def test_nobody_is_listed_before_min_stages_workers_have_registered() -> None:
-    members = Members(ORCHESTRATOR, [MODEL], min_stages=2)
+    members = Members(ORCHESTRATOR, Catalogue([MODEL]), min_stages=2)
     first, second = PaperWorker(members, "first"), PaperWorker(members, "second")
     first.register()
     first.ready()
@@ -128,7 +129,7 @@ def test_the_answer_names_the_peers_to_dial() -> None:
     [("model_id", "other"), ("contract_hash", bytes(32)), ("total_layers", 29), ("addresses", ())],
 )
 def test_a_registration_that_does_not_fit_the_model_names_the_field(field: str, value: Any) -> None:
-    members = Members(ORCHESTRATOR, [MODEL])
+    members = Members(ORCHESTRATOR, Catalogue([MODEL]))
     with pytest.raises(InvalidRequest) as caught:
         PaperWorker(members, "worker").register(**{field: value})
     assert caught.value.param == field
@@ -136,7 +137,7 @@ def test_a_registration_that_does_not_fit_the_model_names_the_field(field: str, 
 
 
 def test_a_manifest_or_recipe_that_is_not_served_is_refused() -> None:
-    worker = PaperWorker(Members(ORCHESTRATOR, [MODEL]), "worker")
+    worker = PaperWorker(Members(ORCHESTRATOR, Catalogue([MODEL])), "worker")
     with pytest.raises(UnknownModel):
         worker.register(manifest_root=bytes(32))
     with pytest.raises(UnknownModel, match="recipes here: f32"):
@@ -146,7 +147,7 @@ def test_a_manifest_or_recipe_that_is_not_served_is_refused() -> None:
 def test_drift_classes_of_a_recipe_are_meshes_of_their_own_under_the_same_terms() -> None:
     """Two machines whose bits may differ never share a chain: each class gets the whole model."""
     model = ServedModel(MODEL_ID, ROOT, bytes(range(32, 64)), 30, {("torch-f32", "*"): TERMS})
-    members = Members(ORCHESTRATOR, [model])
+    members = Members(ORCHESTRATOR, Catalogue([model]))
     one, other = PaperWorker(members, "one"), PaperWorker(members, "other")
     one.register(recipe="torch-f32@2.13.0-avx2-00000001", layers=(0, 20))
     other.register(recipe="torch-f32@2.13.0-avx512-00000002")
@@ -169,7 +170,7 @@ def _report_ready(worker: PaperWorker, recipe: str) -> None:
 
 
 def test_a_claim_that_is_too_small_changes_nothing() -> None:
-    members = Members(ORCHESTRATOR, [MODEL])
+    members = Members(ORCHESTRATOR, Catalogue([MODEL]))
     with pytest.raises(ClaimTooSmall):
         PaperWorker(members, "worker").register(claim_mb=11)
     assert members.members() == ()
@@ -179,14 +180,14 @@ def test_a_claim_that_is_too_small_changes_nothing() -> None:
 
 
 def test_serials_rise_and_are_reserved_before_they_are_used() -> None:
-    members = Members(ORCHESTRATOR, [MODEL], serial_floor=100)
+    members = Members(ORCHESTRATOR, Catalogue([MODEL]), serial_floor=100)
     first, second = PaperWorker(members, "first"), PaperWorker(members, "second")
     effects = first.register()
     assert isinstance(effects[0], RaiseSerialFloor)
     assert effects[0].value >= first.serial == 101
     assert not any(isinstance(effect, RaiseSerialFloor) for effect in second.register())
     assert second.serial == 102
-    restarted = Members(ORCHESTRATOR, [MODEL], serial_floor=effects[0].value)
+    restarted = Members(ORCHESTRATOR, Catalogue([MODEL]), serial_floor=effects[0].value)
     third = PaperWorker(restarted, "third")
     third.register()
     assert third.serial > second.serial
@@ -237,7 +238,7 @@ def test_a_silent_worker_goes_offline_its_range_is_a_hole_and_it_comes_back() ->
 
 
 def test_a_worker_that_loads_may_be_silent_for_the_grace() -> None:
-    members = Members(ORCHESTRATOR, [MODEL])
+    members = Members(ORCHESTRATOR, Catalogue([MODEL]))
     worker = PaperWorker(members, "worker")
     worker.register()
     members.handle(TimePassed(), NOW + MINUTE - 1)
@@ -390,7 +391,7 @@ def test_a_worker_that_left_has_to_register_again() -> None:
 @pytest.mark.parametrize("says", ["announce", "ready"])
 def test_after_a_restart_of_the_orchestrator_a_serving_worker_keeps_its_range(says: str) -> None:
     _, workers = mesh(3)
-    restarted = Members(ORCHESTRATOR, [MODEL], min_stages=3, serial_floor=2000)
+    restarted = Members(ORCHESTRATOR, Catalogue([MODEL]), min_stages=3, serial_floor=2000)
     for worker in reversed(workers):
         before = worker.layers
         worker.members = restarted
@@ -407,14 +408,14 @@ DAY = 24 * 60 * MINUTE
 
 def test_a_serving_worker_is_taken_in_within_the_grace_for_an_outage() -> None:
     _, (worker,) = mesh(1)
-    worker.members = Members(ORCHESTRATOR, [MODEL], serial_floor=2000)
+    worker.members = Members(ORCHESTRATOR, Catalogue([MODEL]), serial_floor=2000)
     worker.announce(NOW + DAY)
     assert state_of(worker.members, worker) is MemberState.HEALTHY
 
 
 def test_after_the_grace_for_an_outage_a_worker_has_to_register_again() -> None:
     _, (worker,) = mesh(1)
-    worker.members = Members(ORCHESTRATOR, [MODEL], serial_floor=2000)
+    worker.members = Members(ORCHESTRATOR, Catalogue([MODEL]), serial_floor=2000)
     with pytest.raises(NotAuthorized, match="register again"):
         worker.announce(NOW + DAY + 10 * MINUTE)
     assert worker.members.members() == ()
@@ -422,7 +423,7 @@ def test_after_the_grace_for_an_outage_a_worker_has_to_register_again() -> None:
 
 def test_a_lease_of_another_orchestrator_readmits_nobody() -> None:
     _, (worker,) = mesh(1)
-    other = Members(key_of("other orchestrator"), [MODEL])
+    other = Members(key_of("other orchestrator"), Catalogue([MODEL]))
     worker.members = other
     with pytest.raises(InvalidSignature):
         worker.announce(NOW + 5000)

@@ -250,7 +250,7 @@ def test_workers_register_serve_prove_and_are_paid(tmp_path: Path) -> None:
         await served[0][0].ask(Deregister(), Acknowledged)
         left = await entry.ask(ListStages(manifest_root=ROOT), Stages)
         assert left.missing == (route[0].layers,)
-        assert made.orchestrator.coverage(ROOT).health == "degraded"
+        assert made.orchestrator.membership.coverage(ROOT).health == "degraded"
 
     run_bench(scenario, tmp_path, min_stages=3)
 
@@ -262,9 +262,9 @@ def test_a_silent_worker_goes_offline_by_itself(tmp_path: Path) -> None:
         for _ in range(20):
             await client.ask(Announce(serial=serial, queue_depth=0, state="ready"), Acknowledged)
             await trio.sleep(5.0)
-        assert [member.state for member in made.orchestrator.members()] == [MemberState.HEALTHY]
+        assert [member.state for member in made.orchestrator.membership.members()] == [MemberState.HEALTHY]
         await trio.sleep(20.0)
-        assert [member.state for member in made.orchestrator.members()] == [MemberState.OFFLINE]
+        assert [member.state for member in made.orchestrator.membership.members()] == [MemberState.OFFLINE]
 
     run_bench(scenario, tmp_path)
 
@@ -292,7 +292,7 @@ def test_a_worker_that_is_restarted_with_the_orchestrator_gets_its_own_range(tmp
     async def before(made: Bench) -> None:
         for name in names:
             _, leases[name] = await serve_stage(made, name)
-        assert made.orchestrator.coverage(ROOT).health == "healthy"
+        assert made.orchestrator.membership.coverage(ROOT).health == "healthy"
 
     async def after(made: Bench) -> None:
         restarted = await made.client("worker 1")
@@ -344,8 +344,8 @@ def test_a_failing_peer_is_counted_not_judged(tmp_path: Path) -> None:
         await serve_stage(made, "worker")
         client = await made.client("entry")
         await client.ask(ReportFailure(peer_id=key_of("worker").peer_id, code="hop_timeout"), Acknowledged)
-        assert made.orchestrator.reported_failures == {key_of("worker").peer_id: 1}
-        assert [member.state for member in made.orchestrator.members()] == [MemberState.HEALTHY]
+        assert made.orchestrator.membership.reported_failures == {key_of("worker").peer_id: 1}
+        assert [member.state for member in made.orchestrator.membership.members()] == [MemberState.HEALTHY]
 
     run_bench(scenario, tmp_path)
 
@@ -356,7 +356,7 @@ def test_reports_about_oneself_and_about_strangers_take_no_room(tmp_path: Path) 
         await worker.ask(ReportFailure(peer_id=key_of("worker").peer_id, code="hop_timeout"), Acknowledged)
         for number in range(5):
             await worker.ask(ReportFailure(peer_id=key_of(f"stranger {number}").peer_id, code="x"), Acknowledged)
-        assert not made.orchestrator.reported_failures
+        assert not made.orchestrator.membership.reported_failures
 
     run_bench(scenario, tmp_path)
 
@@ -379,8 +379,8 @@ def test_a_liar_that_reports_all_the_time_is_slowed_down_and_harms_nobody(tmp_pa
             for _ in range(2 * REPORT_BURST):
                 nursery.start_soon(lie)
         assert len(refused) == REPORT_BURST
-        assert made.orchestrator.reported_failures[victim] == REPORT_BURST
-        assert [member.state for member in made.orchestrator.members()] == [MemberState.HEALTHY]
+        assert made.orchestrator.membership.reported_failures[victim] == REPORT_BURST
+        assert [member.state for member in made.orchestrator.membership.members()] == [MemberState.HEALTHY]
         honest = await made.client("honest")
         await honest.ask(report, Acknowledged)
 
@@ -419,7 +419,7 @@ def test_a_private_mesh_refuses_a_stranger_before_it_verifies_a_signature(
         )
         answer = await made.raw("stranger", made.request("stranger"))
         assert isinstance(answer, Refused)
-        assert (answer.code, "worker_not_authorized" in answer.reason) == ("not_authorized", True)
+        assert answer.code == "worker_not_authorized"
         assert verified == []
         monkeypatch.undo()
         assert isinstance(await (await made.client("friend")).call(ReadCredits()), Credits)

@@ -16,6 +16,7 @@ from tessella_p2p.base.limits import HEARTBEAT_S, OFFLINE_AFTER_MISSED, RESTORED
 from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.model.coverage import walk
 from tessella_p2p.orchestrator.assignments import ASSIGNED
+from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.member import (
     Deregistered,
     KeepAssignment,
@@ -72,7 +73,7 @@ class Disk:
     def start(
         self, now_ms: int, key: NodeKey = ORCHESTRATOR, model: ServedModel = MODEL, min_stages: int = STAGES
     ) -> Members:
-        members = Members(key, [model], min_stages=min_stages, serial_floor=self.floor)
+        members = Members(key, Catalogue([model]), min_stages=min_stages, serial_floor=self.floor)
         self.write(members.restore(self.rows, now_ms))
         return members
 

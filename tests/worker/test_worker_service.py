@@ -122,7 +122,7 @@ async def test_a_saturated_stage_says_so_to_the_mesh_gets_no_route_and_recovers(
             assert orchestrator is not None
 
             def told() -> tuple[MemberState, str]:
-                member = next(each for each in orchestrator.members() if each.peer_id == peer)
+                member = next(each for each in orchestrator.membership.members() if each.peer_id == peer)
                 assert member.record is not None
                 return member.state, signed_stage(member.record).record.state
 
@@ -178,7 +178,7 @@ async def test_a_range_that_takes_minutes_to_load_is_kept_for_its_worker(tmp_pat
         async with node_that_loads_with(mesh, slow) as roles:
             await pass_time(150.0)
             assert mesh.orchestrator is not None
-            assert [member.state for member in mesh.orchestrator.members()] == [MemberState.PENDING_LOAD]
+            assert [member.state for member in mesh.orchestrator.membership.members()] == [MemberState.PENDING_LOAD]
             await eventually(lambda: bool(roles.entry.model_ids()), timeout_s=100.0)
             assert len(loads) == 1
 

@@ -1,0 +1,1 @@
+"""Audits: who is checked, and how outcomes are judged."""

@@ -1,0 +1,188 @@
+"""The members on the network and on disk (shell): their requests, the time that passes, and who is told of what changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import structlog
+import trio
+
+from tessella_p2p.base.errors import InvalidRequest, Overloaded, StorageError
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import HEARTBEAT_S, MAX_MEMBERS, REPORT_BURST, REPORT_RATE_PER_S
+from tessella_p2p.dht.rate_limit import RateLimit
+from tessella_p2p.ledger.assignments import Assignment
+from tessella_p2p.model.coverage import Coverage
+from tessella_p2p.orchestrator.catalogue import Catalogue
+from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
+from tessella_p2p.orchestrator.member import (
+    Announced,
+    Deregistered,
+    KeepAssignment,
+    Loaded,
+    Member,
+    MemberEffect,
+    MemberEvent,
+    RaiseSerialFloor,
+    Registered,
+    SendAnswer,
+    TimePassed,
+    TopologyChanged,
+)
+from tessella_p2p.orchestrator.members import Members
+from tessella_p2p.wire import messages as m
+
+_LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Membership:
+    """The workers of every served model.
+
+    Args:
+        members: the core.
+    """
+
+    def __init__(self, context: OrchestratorContext, catalogue: Catalogue, members: Members) -> None:
+        self._context = context
+        self._catalogue = catalogue
+        self.core = members
+        # Effects of one event run before the next event: an assignment and its serial are durable before the lease leaves.
+        self._lock = trio.Lock()
+        self._owed: dict[PeerId, Assignment | None] = {}
+        self._owed_floor = 0
+        self.changed = trio.Event()
+        """Set, and replaced, whenever a member's state or range is another one."""
+        self.reported_failures: Counter[PeerId] = Counter()
+        """How often each worker was reported as failing, by others: a counter, not a verdict."""
+        self._reports: RateLimit[PeerId] = RateLimit(REPORT_RATE_PER_S, REPORT_BURST)
+
+    def handlers(self) -> Handlers:
+        """What this part answers."""
+        return {
+            m.Register: lambda peer, request: self.handle(Registered(peer, request)),
+            m.Ready: lambda peer, request: self.handle(Loaded(peer, request)),
+            m.Announce: lambda peer, request: self.handle(Announced(peer, request)),
+            m.Deregister: lambda peer, request: self.handle(Deregistered(peer, request)),
+            m.ListStages: self._list_stages,
+            m.ReportFailure: self._report_failure,
+        }
+
+    async def run(self) -> None:
+        """Let time pass for the members until cancelled."""
+        while True:
+            await trio.sleep(HEARTBEAT_S)
+            try:
+                await self.handle(TimePassed())
+            except StorageError as error:
+                # Requests that need the disk are refused meanwhile.
+                _LOG.error("ledger_unwritable", reason=str(error))
+
+    # ---- What it knows ----
+
+    def members(self) -> tuple[Member, ...]:
+        """Every worker that is remembered."""
+        return self.core.members()
+
+    def coverage(self, manifest_root: bytes, recipe: str | None = None) -> Coverage:
+        """The walk over the healthy stages of a model.
+
+        Raises:
+            UnknownModel: it is not served here.
+        """
+        return self.core.coverage(manifest_root, recipe or self._context.recipe)
+
+    def stages(self, manifest_root: bytes) -> m.Stages:
+        """What is listed of a model, and what is missing.
+
+        Raises:
+            UnknownModel: it is not served here.
+        """
+        coverage = self.coverage(manifest_root)
+        return m.Stages(
+            records=self.core.listed(manifest_root, self._context.clock.unix_ms()),
+            health=coverage.health,
+            missing=tuple(LayerRange.as_tuple(hole) for hole in coverage.holes),
+        )
+
+    # ---- Events ----
+
+    async def handle(self, event: MemberEvent) -> m.OrchestratorAnswer:
+        """Take one event in; what it makes durable is so before this returns.
+
+        Raises:
+            RefusalError, RemoteProtocolError: as `Members.handle`.
+            StorageError: the ledger cannot be written; the effects stay owed.
+        """
+        answer: m.OrchestratorAnswer = m.Acknowledged()
+        async with self._lock:
+            await self._write_owed()
+            effects = self.core.handle(event, self._context.clock.unix_ms())
+            self._owe(effects)
+            await self._write_owed()
+            for effect in effects:
+                match effect:
+                    case SendAnswer(body):
+                        answer = body
+                    case TopologyChanged():
+                        _LOG.info("member_changed", peer=effect.peer, before=effect.before, after=effect.after)
+                        self.changed.set()
+            if self.changed.is_set():
+                self.changed = trio.Event()
+        return answer
+
+    async def restore(self) -> None:
+        """Take up the assignments of the process before; call it once, first.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        context = self._context
+        assignments = await context.run_blocking(context.store.assignments)
+        async with self._lock:
+            self._owe(self.core.restore(assignments, context.clock.unix_ms()))
+        if assignments:
+            _LOG.info("members_restored", known=len(self.core.members()), forgotten=len(self._owed))
+
+    def _owe(self, effects: Sequence[MemberEffect]) -> None:
+        """Note what has to be durable before any of the effects counts; the core counts on it from here on."""
+        for effect in effects:
+            match effect:
+                case RaiseSerialFloor(value):
+                    self._owed_floor = value
+                case KeepAssignment(peer, assignment):
+                    self._owed[peer] = assignment
+
+    async def _write_owed(self) -> None:
+        """Make durable what is owed, in one transaction; what could not be written stays owed, and no answer leaves before it is."""
+        if not self._owed and not self._owed_floor:
+            return
+        store = self._context.store
+        with trio.CancelScope(shield=True):
+            await self._context.run_blocking(lambda: store.keep_assignments(self._owed, self._owed_floor))
+        self._owed, self._owed_floor = {}, 0
+
+    # ---- Other requests ----
+
+    async def _list_stages(self, _: PeerId, request: m.ListStages) -> m.OrchestratorAnswer:
+        root = request.manifest_root
+        if root is None:
+            models = self._catalogue.models()
+            if len(models) != 1:
+                raise InvalidRequest("several models are served here: name one", param="manifest_root")
+            root = models[0].manifest_root
+        return self.stages(root)
+
+    async def _report_failure(self, peer: PeerId, request: m.ReportFailure) -> m.OrchestratorAnswer:
+        """Count a report; nothing else follows from it, for anybody can make it up. What is no worker here takes no room."""
+        if not self._reports.allows(peer, trio.current_time()):
+            raise Overloaded("you report failures faster than they are counted: wait")
+        failed = PeerId(request.peer_id)
+        if failed == peer or self.core.get(failed) is None:
+            return m.Acknowledged()
+        if failed not in self.reported_failures and len(self.reported_failures) >= MAX_MEMBERS:
+            for gone in [each for each in self.reported_failures if self.core.get(each) is None]:
+                del self.reported_failures[gone]
+        self.reported_failures[failed] += 1
+        _LOG.info("failure_reported", peer=failed, by=peer, code=request.code)
+        return m.Acknowledged()

@@ -1,0 +1,85 @@
+"""Grants, settlement and balances (shell over the ledger)."""
+
+from __future__ import annotations
+
+import logging
+
+import structlog
+import trio
+
+from tessella_p2p.base.errors import StorageError
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import HEARTBEAT_S
+from tessella_p2p.ledger.evidence import SettlementTerms
+from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
+from tessella_p2p.orchestrator.grants import Grants, tier_of
+from tessella_p2p.wire import messages as m
+
+_LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Settling:
+    """What concerns the ledger.
+
+    Args:
+        grants: mints tickets.
+        terms: what proofs are judged by.
+    """
+
+    def __init__(self, context: OrchestratorContext, grants: Grants, terms: SettlementTerms) -> None:
+        self._context = context
+        self._grants = grants
+        self._terms = terms
+
+    def handlers(self) -> Handlers:
+        """What this part answers."""
+        return {m.SessionGrant: self._grant, m.WorkDone: self._settle, m.ReadCredits: self._credits}
+
+    async def run(self) -> None:
+        """Forget tickets that can no longer settle, until cancelled."""
+        context = self._context
+        while True:
+            await trio.sleep(HEARTBEAT_S)
+            try:
+                await context.run_blocking(lambda: context.store.expire(context.clock.unix_ms()))
+            except StorageError as error:
+                _LOG.error("ledger_unwritable", reason=str(error))
+
+    async def _grant(self, peer: PeerId, request: m.SessionGrant) -> m.OrchestratorAnswer:
+        context = self._context
+        account = await context.run_blocking(lambda: context.store.account(peer))
+        now_ms = context.clock.unix_ms()
+        return self._grants.grant(
+            peer,
+            request,
+            micro_credits=account.micro_credits,
+            sequence=context.sequencer.next(m.TICKET, now_ms),
+            now_ms=now_ms,
+        )
+
+    async def _settle(self, peer: PeerId, request: m.WorkDone) -> m.OrchestratorAnswer:
+        context = self._context
+        now_ms = context.clock.unix_ms()
+        judged = await context.run_blocking(lambda: context.store.settle(request.proofs, self._terms, now_ms))
+        for one in judged:
+            context.outcomes[f"proof:{one.settled.status}"] += 1
+            _LOG.log(
+                logging.INFO if one.settled.status in ("settled", "duplicate") else logging.WARNING,
+                "proof_judged",
+                worker=one.worker,
+                uploader=peer,
+                status=one.settled.status,
+                micro_credits=one.settled.micro_credits,
+                code=one.settled.code,
+                reason=one.settled.reason,
+            )
+        return m.WorkSettled(results=tuple(one.settled for one in judged))
+
+    async def _credits(self, peer: PeerId, _: m.ReadCredits) -> m.OrchestratorAnswer:
+        store = self._context.store
+        account = await self._context.run_blocking(lambda: store.account(peer))
+        return m.Credits(
+            micro_credits=account.micro_credits,
+            tier=tier_of(account.micro_credits),
+            settled_proofs=account.settled_proofs,
+        )

@@ -1,0 +1,140 @@
+"""Grants, tickets, receipts, proofs, balances."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tessella_p2p.base.limits import MAX_DIGEST_MARKS, MAX_PROOFS_PER_BATCH
+from tessella_p2p.wire.envelope import Message
+from tessella_p2p.wire.messages.types import (
+    Count,
+    Digest,
+    Epoch,
+    Layers,
+    MicroCredits,
+    Name,
+    Peer,
+    Positions,
+    Reason,
+    RequestName,
+    Sealed,
+    Session,
+    Tier,
+    TimeMs,
+)
+
+
+class SessionGrant(Message):
+    """An entry asks to start a request; the signer is the requester."""
+
+    kind: Literal["session_grant"] = "session_grant"
+    request_id: RequestName
+    model_id: Name
+    manifest_root: Digest
+    recipe: Name
+    max_positions: Positions
+
+
+class Granted(Message):
+    """Answer to `SessionGrant`: the tier and the ticket, in one round trip."""
+
+    kind: Literal["granted"] = "granted"
+    tier: Tier
+    ticket: Sealed
+
+
+class Ticket(Message):
+    """The orchestrator's authority to be paid for one request. Domain `TICKET`, audience anyone (stages read it)."""
+
+    request_id: RequestName
+    requester: Peer
+    manifest_root: Digest
+    recipe: Name
+    tier: Tier
+    max_positions: Positions
+    open_before: TimeMs
+    settle_before: TimeMs
+
+
+class ReceiptBody(Message):
+    """What a receiver got from a stage. Domain `RECEIPT`, audience the sender; the signer is the receiver.
+
+    ``digest`` runs over the rows of positions ``[0, positions)`` (or, from a tail, over its token ids as u32).
+    """
+
+    request_id: RequestName
+    session: Session
+    epoch: Epoch
+    sender: Peer
+    positions: Positions
+    digest: Digest
+
+
+class DigestMark(Message):
+    """Running digests of a stage's input and output after ``positions`` positions."""
+
+    positions: Positions
+    input: Digest
+    output: Digest
+
+
+class Proof(Message):
+    """A stage's statement of its work for one (session, epoch). Domain `PROOF`, audience the orchestrator that minted the ticket."""
+
+    request_id: RequestName
+    ticket: Sealed
+    lease: Sealed
+    session: Session
+    epoch: Epoch
+    opened_at: TimeMs
+    manifest_root: Digest
+    recipe: Name
+    layers: Layers
+    positions: Positions
+    input_digest: Digest
+    output_digest: Digest
+    marks: Annotated[tuple[DigestMark, ...], Field(max_length=MAX_DIGEST_MARKS)] = ()
+    upstream: Peer
+    downstream: Peer
+    receipt: Sealed | None = None
+    compute_us: Count
+
+
+class WorkDone(Message):
+    """Proofs to settle; each is an envelope of domain `PROOF`."""
+
+    kind: Literal["work_done"] = "work_done"
+    proofs: Annotated[tuple[Sealed, ...], Field(min_length=1, max_length=MAX_PROOFS_PER_BATCH)]
+
+
+class Settled(Message):
+    """What became of one proof. ``status``: settled, duplicate (the same proof again: the same answer), held, refused."""
+
+    status: Literal["settled", "duplicate", "held", "refused"]
+    micro_credits: Count = 0
+    code: Name | None = None
+    reason: Reason | None = None
+
+
+class WorkSettled(Message):
+    """Answer to `WorkDone`, in the order of its proofs."""
+
+    kind: Literal["work_settled"] = "work_settled"
+    results: Annotated[tuple[Settled, ...], Field(max_length=MAX_PROOFS_PER_BATCH)]
+
+
+class ReadCredits(Message):
+    """The signer's own balance."""
+
+    kind: Literal["read_credits"] = "read_credits"
+
+
+class Credits(Message):
+    """Answer to `ReadCredits`."""
+
+    kind: Literal["credits"] = "credits"
+    micro_credits: MicroCredits
+    tier: Tier
+    settled_proofs: Count

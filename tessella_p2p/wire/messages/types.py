@@ -1,0 +1,72 @@
+"""What fields of messages are made of, with their bounds; and the domains of signatures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from tessella_p2p.base.errors import MalformedMessage
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import (
+    KIB,
+    MAX_ADDRESS_CHARS,
+    MAX_ADDRESSES,
+    MAX_EPOCHS,
+    MAX_MODEL_LAYERS,
+    MAX_PAGE_ROWS,
+    MAX_POSITIONS,
+)
+from tessella_p2p.wire.keys import public_key_of
+
+# Domains: what a signature is for.
+LEASE = "lease"
+STAGE_RECORD = "stage-record"
+REQUEST = "orchestrator-request"
+ANSWER = "orchestrator-answer"
+TICKET = "ticket"
+CHAIN_OPEN = "chain-open"
+CAPABILITY = "capability"
+RECEIPT = "receipt"
+PROOF = "proof"
+ORDER = "order"
+ORDER_ANSWER = "order-answer"
+HISTORY_REQUEST = "history-request"
+HISTORY = "history"
+LEDGER_ENTRY = "ledger-entry"
+
+
+def _is_peer_id(value: str) -> str:
+    try:
+        public_key_of(PeerId(value))
+    except MalformedMessage as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
+def _is_range(value: tuple[int, int]) -> tuple[int, int]:
+    if LayerRange(*value).end > MAX_MODEL_LAYERS:
+        raise ValueError(f"a range beyond layer {MAX_MODEL_LAYERS}")
+    return value
+
+
+Peer = Annotated[str, AfterValidator(_is_peer_id)]
+Layers = Annotated[tuple[int, int], AfterValidator(_is_range)]
+Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
+Session = Annotated[bytes, Field(min_length=16, max_length=16)]
+Sealed = Annotated[bytes, Field(min_length=1, max_length=64 * KIB)]
+"""An envelope inside a message."""
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.:/@+-]+$")]
+RequestName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")]
+Addresses = Annotated[tuple[Annotated[str, Field(max_length=MAX_ADDRESS_CHARS)], ...], Field(max_length=MAX_ADDRESSES)]
+TimeMs = Annotated[int, Field(ge=0, lt=2**53)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positions = Annotated[int, Field(ge=0, le=MAX_POSITIONS)]
+Epoch = Annotated[int, Field(ge=0, lt=MAX_EPOCHS)]
+Tier = Literal["VIP", "Standard", "Leech"]
+PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_ROWS)]
+Reason = Annotated[str, Field(max_length=512)]
+MicroCredits = Annotated[int, Field(ge=-(2**53), lt=2**53)]
+CanaryMode = Literal["off", "echo", "scale"]
+"""How a canary answers instead of truly: with its input; with its true output, scaled."""
+Health = Literal["healthy", "degraded", "incomplete"]
