@@ -348,3 +348,7 @@ MAX_FEDERATION_PEERS = 16
 MAX_ADMIN_TOKEN_CHARS = 512
 MAX_CANARIES_NAMED = 8
 """Canaries that one audit order names."""
+
+# Orders and re-sharding
+ORDER_S = 10.0
+"""From the first byte of an order to the last of its answer."""
