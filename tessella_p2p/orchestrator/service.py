@@ -10,7 +10,9 @@ What it receives are claims, digests, counts and signatures: no prompt, no token
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import structlog
 import trio
@@ -38,6 +40,8 @@ from tessella_p2p.orchestrator.context import Handler, OrchestratorContext
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms
 from tessella_p2p.orchestrator.members import Members
 from tessella_p2p.orchestrator.membership import Membership
+from tessella_p2p.orchestrator.operating import Operating
+from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.orchestrator.settling import Settling
 from tessella_p2p.orchestrator.terms import ServedModel
 from tessella_p2p.wire import messages as m
@@ -57,6 +61,13 @@ _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _MAX_REASON_CHARS = 1024
 
 
+@dataclass(slots=True)
+class _Asked:
+    """What is asked, once that is known."""
+
+    kind: str
+
+
 class Orchestrator:
     """Admits workers, splits models, mints tickets and keeps the ledger.
 
@@ -72,6 +83,7 @@ class Orchestrator:
         sequencer: numbers answers and tickets.
         grant_terms: bounds on tickets.
         issuance_per_day: micro-credits that one requester's tickets may bring into being in a day; None for the default.
+        operator_log: where the operator's actions are written down; closing it is the caller's.
         run_blocking: how the ledger is called; ``in_place`` under virtual time.
     """
 
@@ -89,6 +101,7 @@ class Orchestrator:
         allow: frozenset[PeerId] | None = None,
         grant_terms: GrantTerms | None = None,
         issuance_per_day: int | None = None,
+        operator_log: OperatorLog | None = None,
         run_blocking: RunBlocking = in_thread,
     ) -> None:
         context = OrchestratorContext(network, key, clock, store, sequencer, recipe, run_blocking)
@@ -104,9 +117,11 @@ class Orchestrator:
         core = Members(key, self.catalogue, min_stages=min_stages, serial_floor=store.serial_floor())
         self.membership = Membership(context, self.catalogue, core)
         self.settling = Settling(context, Grants(key, self.catalogue, grant_terms), settlement)
+        self.operating = Operating(context, {}, operator_log)
         self._handlers: dict[type[Message], Handler] = {
             **self.membership.handlers(),
             **self.settling.handlers(),
+            **self.operating.handlers(),
         }
 
     @property
@@ -185,21 +200,25 @@ class Orchestrator:
             TessellaError: what it is refused with.
             LocalProtocolError: our own bug.
         """
-        kind = "request"
-        try:
+        with self._counted(peer) as asked:
             signer, request = self._verified(raw, peer)
-            kind = request.kind
-            answer = await self._dispatch(signer, request)
-        except LocalProtocolError:
-            raise
-        except StorageError as error:
-            _LOG.error("ledger_unwritable", reason=str(error))
-            # Its words name a folder of this machine: not for the peer.
-            raise self._noted(peer, kind, Overloaded("the ledger cannot be written: try again later")) from error
-        except TessellaError as error:
-            raise self._noted(peer, kind, error)  # noqa: B904 - it is the same error
-        self.outcomes[kind] += 1
-        return answer
+            asked.kind = request.kind
+            return await self._dispatch(signer, request)
+
+    async def operate(self, token: str, request: m.OperatorRequest, *, where: str = "http") -> m.OperatorAnswer:
+        """Answer what comes beside a bearer token.
+
+        Args:
+            token: what is said to be the admin token.
+            request: what is asked.
+            where: where it comes from, for the operator's log: ``http 127.0.0.1``.
+
+        Raises:
+            NotOperator: another token, or this orchestrator has none.
+            TessellaError: what it is refused with.
+        """
+        with self._counted(None, "operate"):
+            return await self.operating.operate(token, request, where)
 
     async def read(self, request: m.PublicRequest) -> m.PublicAnswer:
         """Answer a public read that nobody signed.
@@ -228,6 +247,23 @@ class Orchestrator:
         if handler is None:
             raise InvalidRequest(f"{request.kind} is not answered here", param="kind")
         return await handler(signer, request)
+
+    @contextmanager
+    def _counted(self, peer: PeerId | None, kind: str = "request") -> Iterator[_Asked]:
+        """Count how a request ends, and keep this machine's own troubles from whoever asks."""
+        asked = _Asked(kind)
+        try:
+            yield asked
+        except LocalProtocolError:
+            raise
+        except StorageError as error:
+            _LOG.error("ledger_unwritable", reason=str(error))
+            # Its words name a folder of this machine: not for the peer.
+            refusal = Overloaded("the ledger cannot be written: try again later")
+            raise self._noted(peer, asked.kind, refusal) from error
+        except TessellaError as error:
+            raise self._noted(peer, asked.kind, error)  # noqa: B904 - it is the same error
+        self.outcomes[asked.kind] += 1
 
     def _noted(self, peer: PeerId | None, kind: str, error: TessellaError) -> TessellaError:
         self.outcomes[f"{kind}:{error.code}"] += 1

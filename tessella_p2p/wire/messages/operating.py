@@ -8,6 +8,8 @@ from pydantic import Field
 
 from tessella_p2p.base.limits import MAX_ADMIN_TOKEN_CHARS, MAX_MEMBERS, MAX_MODEL_LAYERS, MAX_PAGE_ROWS, MAX_TERMS
 from tessella_p2p.wire.envelope import Message
+from tessella_p2p.wire.messages.federation import PullSnapshot, SnapshotPage
+from tessella_p2p.wire.messages.reads import ManifestSummary
 from tessella_p2p.wire.messages.types import (
     Count,
     Digest,
@@ -180,8 +182,11 @@ class PublishManifest(Message):
     terms: Annotated[tuple[TermsEntry, ...], Field(min_length=1, max_length=MAX_TERMS)]
 
 
-OperatorRequest = ReadLedger | ReadAccounts | ReadReputation | Slash | Rebalance | PublishManifest
-OperatorAnswer = LedgerLines | AccountEntries | ReputationEntries | Slashed | RebalancePlan
+OperatorRequest = ReadLedger | ReadAccounts | ReadReputation | Slash | Rebalance | PublishManifest | PullSnapshot
+OperatorAnswer = (
+    LedgerLines | AccountEntries | ReputationEntries | Slashed | RebalancePlan | ManifestSummary | SnapshotPage
+)
+"""A `PublishManifest` is answered with what is served from now on."""
 
 
 class Operate(Message):
