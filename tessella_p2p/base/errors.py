@@ -91,8 +91,14 @@ class RemoteProtocolError(TessellaError):
 
 
 class MalformedMessage(RemoteProtocolError):
+    """``param`` names the field at fault, where the bytes have the form of a message."""
+
     code = "malformed_message"
     http_status = 400
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class InvalidSignature(RemoteProtocolError):

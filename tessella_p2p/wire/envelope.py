@@ -116,7 +116,9 @@ def decode_message(kind: type[MessageT], data: bytes) -> MessageT:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or kind.__name__
-        raise MalformedMessage(f"{kind.__name__}: {_quoted(where)}: {_quoted(first['msg'])}") from error
+        raise MalformedMessage(
+            f"{kind.__name__}: {_quoted(where)}: {_quoted(first['msg'])}", param=_quoted(where)
+        ) from error
 
 
 def _quoted(text: str) -> str:
