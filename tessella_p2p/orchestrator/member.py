@@ -25,7 +25,8 @@ class MemberState(StrEnum):
 class Member:
     """One worker. ``record`` is its newest stage record, sealed; ``lease`` the newest lease, sealed.
 
-    ``addresses`` is empty for a worker that is known from before a restart of the orchestrator, until its record brings them.
+    ``addresses`` is empty for a worker that is known from before a restart of the orchestrator, until its record brings them; ``claim_mb``
+    is 0 and ``api_url`` None until it registers again.
     """
 
     peer_id: PeerId
@@ -44,6 +45,8 @@ class Member:
     record: bytes | None = field(default=None, repr=False)
     record_sequence: int = -1
     record_expires_at: int = 0
+    claim_mb: int = 0
+    api_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

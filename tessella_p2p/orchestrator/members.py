@@ -204,6 +204,8 @@ class Members:
             last_seen=now_ms,
             silent_until=now_ms + max(_GRACE_MS, _OFFLINE_MS),
             addresses=request.addresses,
+            claim_mb=request.claim_mb,
+            api_url=request.api_url,
         )
         effects += self._put(member)
         effects += self._complete_mesh(member)

@@ -189,12 +189,15 @@ class Orchestrator:
 
     # ---- Requests ----
 
-    async def handle(self, raw: bytes, peer: PeerId | None) -> m.OrchestratorAnswer:
+    async def handle(
+        self, raw: bytes, peer: PeerId | None, expected: type[Message] | None = None
+    ) -> m.OrchestratorAnswer:
         """Judge and answer a sealed request.
 
         Args:
             raw: the envelope.
             peer: who the transport authenticated; None where it authenticates nobody (HTTP), and the signature alone counts.
+            expected: the only kind of request that is accepted; None accepts every one.
 
         Raises:
             TessellaError: what it is refused with.
@@ -203,6 +206,8 @@ class Orchestrator:
         with self._counted(peer) as asked:
             signer, request = self._verified(raw, peer)
             asked.kind = request.kind
+            if expected is not None and not isinstance(request, expected):
+                raise InvalidRequest(f"a request of the kind {request.kind} is not answered here", param="kind")
             return await self._dispatch(signer, request)
 
     async def operate(self, token: str, request: m.OperatorRequest, *, where: str = "http") -> m.OperatorAnswer:
