@@ -346,9 +346,24 @@ MAX_COUNTERS = 512
 MAX_FEDERATION_PEERS = 16
 """Other orchestrators that one follows."""
 MAX_ADMIN_TOKEN_CHARS = 512
+MIN_ADMIN_TOKEN_CHARS = 16
 MAX_CANARIES_NAMED = 8
 """Canaries that one audit order names."""
 
 # Orders and re-sharding
 ORDER_S = 10.0
 """From the first byte of an order to the last of its answer."""
+
+# The ledger
+REPUTATION_HALF_LIFE_S = 7 * 24 * 3600.0
+"""In this time the distance of a reputation from a clean slate halves."""
+SNAPSHOT_PAGE_BYTES = 160 * KIB
+"""Entries and proofs of one page of the journal, so that it fits into an envelope with what is signed around them."""
+SNAPSHOT_ROW_BYTES = 512
+"""What the signature around one entry adds to it."""
+PROOF_GRACE_S = 24 * 3600.0
+"""A settled proof's bytes are kept for so long after its ticket's last day, for federated orchestrators that were away."""
+MAX_DROPPED_PROOFS = 1024
+"""Proofs' bytes that one transaction drops."""
+MAX_SETTLED_TOGETHER = 4096
+"""Proofs of waiting requests that one transaction takes."""

@@ -17,9 +17,11 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import (
     CHECKPOINT_S,
     HOP_TIMEOUT_S,
+    MAX_ADMIN_TOKEN_CHARS,
     MAX_BOOTSTRAP,
     MAX_POSITIONS,
     MAX_STAGES,
+    MIN_ADMIN_TOKEN_CHARS,
     MIN_CLAIM_MB,
     OOM_STREAK,
     STREAK_WINDOW_S,
@@ -115,6 +117,15 @@ def _as_pinned(value: str) -> str:
         raise ValueError(str(error)) from error
 
 
+def _as_admin_token(value: SecretStr) -> SecretStr:
+    token = value.get_secret_value()
+    if not (MIN_ADMIN_TOKEN_CHARS <= len(token) <= MAX_ADMIN_TOKEN_CHARS and token.isascii() and token.isprintable()):
+        raise ValueError(f"{MIN_ADMIN_TOKEN_CHARS} to {MAX_ADMIN_TOKEN_CHARS} letters, digits and signs are expected")
+    if " " in token:
+        raise ValueError("no space belongs into it")
+    return value
+
+
 Whole = Annotated[int, BeforeValidator(_no_bool)]
 Port = Annotated[Whole, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -123,6 +134,7 @@ FilePath = Annotated[Path, BeforeValidator(_as_path)]
 IpAddress = Annotated[str, AfterValidator(_as_ip)]
 PinnedAddress = Annotated[str, AfterValidator(_as_pinned)]
 PeerIdText = Annotated[PeerId, AfterValidator(_as_peer_id)]
+AdminToken = Annotated[SecretStr, AfterValidator(_as_admin_token)]
 
 
 # ---- Settings that several roles have, under their own sections ----
@@ -400,6 +412,13 @@ class OrchestratorConfig(ModelRoleConfig):
         BeforeValidator(_listed),
         Field(max_length=65_536, description="a private mesh: a peer id that may register; none means everybody"),
     ] = ()
+    admin_token: Annotated[
+        AdminToken | None,
+        Spelling(only="secret"),
+        Field(
+            description="what the operator's requests are authorised by; without one nobody operates over the network"
+        ),
+    ] = None
 
 
 class BootstrapConfig(RoleConfig):

@@ -3,7 +3,7 @@
 A `Settings` class is a pydantic model; each field is one setting. A field ``vram_mb`` is the flag ``--vram-mb``, the variable
 ``TESSELLA_VRAM_MB`` and the TOML key ``vram_mb``; a `Spelling` in its annotation adds a section, aliases, or takes a way away. A flag
 wins over the environment, the environment over the file, the file over the default. Whatever is wrong, the error names the place
-where it was given. Pure but for `read_toml`: the environment is an argument.
+where it was given. Pure but for `load` and `read_toml`, which look at the file: the environment is an argument.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MAX_CONFIG_BYTES = 1 * MIB
 _MAX_SHOWN_CHARS = 80
 _MAX_NAMED = 8
 """Names that an error lists where none is near."""
+_SECRETS = ("environment", "secret")
+"""Ways to give what is never a flag, because everybody on the machine sees a process's flags, and what no error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class Spelling:
         sections: the TOML tables that the key may stand in; ``""`` is the top level. The first one is documented.
         flags: further flags.
         variables: further environment variables.
-        only: the one way to give it: ``flag`` for what belongs to one start, ``environment`` for a secret.
+        only: the one way to give it: ``flag`` for what belongs to one start, ``environment`` for a secret; ``secret`` for one that
+            may stand in a file as well, which nobody else may read then.
         hidden: left out of ``--help``.
     """
 
@@ -74,7 +77,7 @@ def spelling_of(field: FieldInfo) -> Spelling:
 def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
     """The flags of a setting, its own first; none where it may not be a flag."""
     spelling = spelling_of(field)
-    if spelling.only == "environment":
+    if spelling.only in _SECRETS:
         return ()
     return (f"--{name.replace('_', '-')}", *spelling.flags)
 
@@ -113,7 +116,9 @@ def load(
     """
     given = dict(defaults)
     if file is not None:
-        given |= from_toml(kind, read_toml(file), str(file))
+        of_file = from_toml(kind, read_toml(file), str(file))
+        _check_kept_secret(kind, of_file, file)
+        given |= of_file
     given |= from_environment(kind, environ, known_variables)
     given |= flags
     try:
@@ -140,6 +145,14 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigurationError(f"{path}: no TOML: {error}") from error
 
 
+def _check_kept_secret(kind: type[Settings], given: Mapping[str, Given], file: Path) -> None:
+    secrets = [name for name in given if spelling_of(kind.model_fields[name]).only == "secret"]
+    if secrets and file.stat().st_mode & 0o077:
+        raise ConfigurationError(
+            f"{given[secrets[0]].place}: others may read or write the file that holds it: `chmod 600 {file}`, and choose another one"
+        )
+
+
 def from_toml(kind: type[Settings], content: Mapping[str, object], place: str) -> dict[str, Given]:
     """The settings of ``kind`` in a parsed file.
 
@@ -160,7 +173,7 @@ def from_toml(kind: type[Settings], content: Mapping[str, object], place: str) -
             field = kind.model_fields.get(key)
             if field is None:
                 raise ConfigurationError(f"{where}: unknown key{_hint(key, kind.model_fields, '{}')}")
-            if spelling_of(field).only is not None:
+            if spelling_of(field).only not in (None, "secret"):
                 raise ConfigurationError(f"{where}: no key of a file; {_ways(key, field)}")
             if section not in spelling_of(field).sections:
                 home = _toml_name(spelling_of(field).sections[0], key)
@@ -224,7 +237,7 @@ def _explain(kind: type[Settings], error: ValidationError, given: Mapping[str, G
         else:
             source = given.get(name)
             place = source.place if source else f"{name} (its default)"
-            shown = "" if source is None or spelling_of(field).only == "environment" else f" = {_shown(source.value)}"
+            shown = "" if source is None or spelling_of(field).only in _SECRETS else f" = {_shown(source.value)}"
             lines.append(f"{place}{shown}: {rule}")
     return lines
 
@@ -236,5 +249,6 @@ def _shown(value: object) -> str:
 
 def _ways(name: str, field: FieldInfo) -> str:
     flags, variables = flags_of(name, field), variables_of(name, field)
-    toml = () if spelling_of(field).only else (f"the TOML key {_toml_name(spelling_of(field).sections[0], name)}",)
+    in_file = spelling_of(field).only in (None, "secret")
+    toml = () if not in_file else (f"the TOML key {_toml_name(spelling_of(field).sections[0], name)}",)
     return "give it by " + " or ".join((*flags[:1], *variables[:1], *toml))
