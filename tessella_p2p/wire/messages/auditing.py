@@ -1,6 +1,9 @@
 """Audits: the orchestrator's order, the history that it is carried out on, and the auditor's report.
 
 No message of these to the orchestrator holds a token, a tensor or the key of a digest: what an auditor says of them are keyed digests.
+
+An order to recompute bit for bit does not say what the audited worker claims to have answered, only what it claims to have received:
+so an auditor that does not compute has nothing to say, and one that says the claimed digest has computed it. The orchestrator compares.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from tessella_p2p.wire.messages.types import (
 AuditId = Annotated[bytes, Field(min_length=16, max_length=16)]
 Comparison = Literal["bitwise", "tolerance"]
 """How outputs are compared: within a drift class by their keyed digest, across classes by the measured tolerance of the pair."""
-Outcome = Literal["match", "mismatch", "inconclusive"]
+Outcome = Literal["computed", "inconclusive"]
 
 
 class CanaryNamed(Message):
@@ -43,46 +46,61 @@ class CanaryNamed(Message):
 class AuditOrder(Message):
     """Recompute what a worker proved. Domain `ORDER`, audience the auditor, signer the orchestrator.
 
-    Whoever keeps the history of (session, epoch) shows it to the auditor that this order names. ``proof`` is the audited worker's,
-    sealed; ``positions`` how far it is recomputed: one of the proof's marks, or its end. ``tolerance_ppm`` is in millionths of the
-    largest magnitude of the true output, where the comparison is by tolerance.
+    Whoever keeps the history of (session, epoch) shows it to the auditor that this order names. ``positions`` is how far it is
+    recomputed: one of the proof's marks, or its end; ``input_digest`` what the worker proved to have received up to there, and
+    ``open_digest`` the SHA-256 of the chain-open by which it did so, where its proof says it.
+
+    Only where the comparison is by tolerance does the auditor need the worker's own output, from the downstream peer;
+    ``output_digest`` is what that has to match, and ``tolerance_ppm`` how far it may be off, in millionths of the largest magnitude
+    of the true output.
     """
 
     kind: Literal["audit_order"] = "audit_order"
     audit_id: AuditId
     auditor: Peer
     audited: Peer
-    proof: Sealed
     session: Session
     epoch: Epoch
-    layers: Layers
+    manifest_root: Digest
     recipe: Name
+    layers: Layers
     positions: Positions
+    input_digest: Digest
+    open_digest: Digest | None = None
     upstream: Peer
     upstream_addresses: Addresses
     downstream: Peer
     downstream_addresses: Addresses
     comparison: Comparison
+    output_digest: Digest | None = None
     tolerance_ppm: Count = 0
     canaries: Annotated[tuple[CanaryNamed, ...], Field(max_length=MAX_CANARIES_NAMED)] = ()
     report_before: TimeMs
 
 
+class CanaryDigest(Message):
+    """The keyed digest of what a canary would have answered to the audited input, up to the order's positions."""
+
+    peer_id: Peer
+    digest: Digest
+
+
 class AuditReport(Message):
     """What an auditor saw; the signer is the auditor. Manual: ``/api/v1/audit_report``.
 
-    ``input_digest`` is that of the history that it was shown, ``output_digest`` that of its own recomputation, both keyed and up to the
-    order's ``positions``; ``error_ppm`` the largest deviation that it measured. ``copied`` names the canary whose known-wrong answer
-    the proof's output is, bit for bit; ``code`` why nothing could be said.
+    ``computed``: the history had the order's ``input_digest``, and ``output_digest`` is the keyed digest of the auditor's own
+    recomputation up to the order's positions; ``canary_digests`` of what the order's ``scale`` canaries would have answered. By
+    tolerance ``error_ppm`` is the largest deviation that it measured, in millionths of the largest magnitude of its own output.
+
+    ``inconclusive``: ``code`` says why, and ``withheld_by`` who of the order's upstream and downstream did not show what it has to.
     """
 
     kind: Literal["audit_report"] = "audit_report"
     audit_id: AuditId
     outcome: Outcome
-    input_digest: Digest | None = None
     output_digest: Digest | None = None
     error_ppm: Count | None = None
-    copied: Peer | None = None
+    canary_digests: Annotated[tuple[CanaryDigest, ...], Field(max_length=MAX_CANARIES_NAMED)] = ()
     withheld_by: Peer | None = None
     code: Name | None = None
     reason: Reason | None = None
