@@ -367,3 +367,21 @@ MAX_DROPPED_PROOFS = 1024
 """Proofs' bytes that one transaction drops."""
 MAX_SETTLED_TOGETHER = 4096
 """Proofs of waiting requests that one transaction takes."""
+
+# The topology stream, and outages
+MAX_TOPOLOGY_STREAMS = 4096
+"""Streams on which an orchestrator tells of changes."""
+TOPOLOGY_PAUSE_S = 1.0
+"""Changes within this go out together."""
+TOPOLOGY_KEEPALIVE_S = 5.0
+"""How often an orchestrator says that there is nothing new."""
+TOPOLOGY_REFRESH_S = 20.0
+"""How often the whole list goes out: stage records run out, and gossip may not reach everybody."""
+TOPOLOGY_SILENCE_S = 15.0
+"""A stream on which nothing comes for so long is dead."""
+TOPOLOGY_SEND_S = 10.0
+"""How long one message of it may take."""
+MAX_HELD_TICKETS = 16
+"""Unspent tickets that an entry holds for an outage."""
+HELD_TICKET_LEFT_S = 1800.0
+"""A held ticket that is good for less than this is replaced."""

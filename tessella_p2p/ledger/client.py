@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import trio
 
@@ -12,24 +13,28 @@ from tessella_p2p.base.errors import (
     InvalidSignature,
     LocalProtocolError,
     RemoteProtocolError,
+    Replayed,
     StreamReset,
     error_from_code,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
+from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S, TOPOLOGY_SILENCE_S
 from tessella_p2p.net.framing import receive_message, send_message
-from tessella_p2p.net.network import Network
+from tessella_p2p.net.network import Network, Stream
 from tessella_p2p.wire import protocols
-from tessella_p2p.wire.envelope import Message, Sequencer, open_envelope, seal
+from tessella_p2p.wire.envelope import Envelope, Message, Sequencer, open_envelope, seal
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import (
     ANSWER,
     REQUEST,
+    Acknowledged,
     AnswerBody,
     OrchestratorAnswer,
     OrchestratorRequest,
     Refused,
     RequestBody,
+    Stages,
+    Subscribe,
 )
 
 AnswerT = TypeVar("AnswerT", bound=Message)
@@ -71,15 +76,9 @@ class OrchestratorClient:
             RefusalError, ...: it refused; the error is the one that it named, see `error_from_code`.
             RemoteProtocolError: the answer is not its answer to this request.
         """
-        now_ms = self._clock.unix_ms()
-        sequence = self._sequencer.next(REQUEST, now_ms)
-        request = seal(
-            self._key, REQUEST, RequestBody(body=body), sequence=sequence, now_ms=now_ms, audience=self.orchestrator
-        )
-        if len(request) > MAX_ENVELOPE_BYTES:
-            raise LocalProtocolError(f"a {body.kind} request of {len(request)} bytes: send less at once")
+        request, sequence = self._sealed(body)
         with trio.move_on_after(timeout_s):
-            return self._opened(await self._exchange(request), sequence)
+            return self._opened(await self._exchange(request), sequence)[1]
         raise HopTimeout(f"the orchestrator {self.orchestrator} did not answer {body.kind} within {timeout_s:g} s")
 
     async def ask(
@@ -95,23 +94,74 @@ class OrchestratorClient:
             raise RemoteProtocolError(f"the orchestrator answered {body.kind} with {got.kind}").blame(self.orchestrator)
         return got
 
-    async def _exchange(self, request: bytes) -> bytes:
+    async def follow(self, request: Subscribe, take: Callable[[Stages], None]) -> NoReturn:
+        """Subscribe to a model's topology, and give ``take`` what comes: at first the whole list, then what is news, now and then the
+        whole list again. It ends with an error, however long that takes. A cancellation resets the stream.
+
+        Raises:
+            DialError, StreamReset, HopTimeout: the orchestrator cannot be reached, or is gone: nothing came for `TOPOLOGY_SILENCE_S`.
+            VersionMismatch: it has no such stream; ask for the list.
+            RefusalError, ...: it refused, see `error_from_code`.
+            RemoteProtocolError: what came is none of its answers to this request, or an old one.
+        """
+        sealed, sequence = self._sealed(request)
+        newest = 0
+        with trio.move_on_after(ORCHESTRATOR_REQUEST_S) as patience:
+            stream = await self._opened_stream(protocols.TOPOLOGY)
+            try:
+                await send_message(stream, sealed)
+                while True:
+                    patience.deadline = trio.current_time() + TOPOLOGY_SILENCE_S
+                    envelope, body = self._opened(await self._received(stream), sequence)
+                    if envelope.sequence <= newest:
+                        raise Replayed(f"{self.orchestrator} told its news again").blame(self.orchestrator)
+                    newest = envelope.sequence
+                    if isinstance(body, Stages):
+                        take(body)
+                    elif not isinstance(body, Acknowledged):
+                        raise RemoteProtocolError(f"the orchestrator told its news with {body.kind}").blame(
+                            self.orchestrator
+                        )
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+        raise HopTimeout(f"the orchestrator {self.orchestrator} said nothing for {TOPOLOGY_SILENCE_S:g} s")
+
+    def _sealed(self, body: OrchestratorRequest) -> tuple[bytes, int]:
+        """A request, and its sequence. Raises `LocalProtocolError` for one that is too long."""
+        now_ms = self._clock.unix_ms()
+        sequence = self._sequencer.next(REQUEST, now_ms)
+        request = seal(
+            self._key, REQUEST, RequestBody(body=body), sequence=sequence, now_ms=now_ms, audience=self.orchestrator
+        )
+        if len(request) > MAX_ENVELOPE_BYTES:
+            raise LocalProtocolError(f"a {body.kind} request of {len(request)} bytes: send less at once")
+        return request, sequence
+
+    async def _opened_stream(self, protocol: str) -> Stream:
         if self._address is not None:
             self._network.add_addresses(self.orchestrator, [self._address])
-        stream = await self._network.open_stream(self.orchestrator, protocols.ORCHESTRATOR)
+        return await self._network.open_stream(self.orchestrator, protocol)
+
+    async def _received(self, stream: Stream) -> bytes:
+        answer = await receive_message(stream, MAX_ENVELOPE_BYTES)
+        if answer is None:
+            raise StreamReset(f"the orchestrator {self.orchestrator} closed the stream without an answer")
+        return answer
+
+    async def _exchange(self, request: bytes) -> bytes:
+        stream = await self._opened_stream(protocols.ORCHESTRATOR)
         try:
             await send_message(stream, request)
-            answer = await receive_message(stream, MAX_ENVELOPE_BYTES)
+            answer = await self._received(stream)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await stream.reset()
             raise
         await stream.aclose()
-        if answer is None:
-            raise StreamReset(f"the orchestrator {self.orchestrator} closed the stream without an answer")
         return answer
 
-    def _opened(self, raw: bytes, sequence: int) -> OrchestratorAnswer:
+    def _opened(self, raw: bytes, sequence: int) -> tuple[Envelope, OrchestratorAnswer]:
         envelope = open_envelope(
             raw, ANSWER, now_ms=self._clock.unix_ms(), audience=self._key.peer_id, signer=self.orchestrator
         )
@@ -124,4 +174,4 @@ class OrchestratorClient:
             )
         if isinstance(answer.body, Refused):
             raise error_from_code(answer.body.code, answer.body.reason)
-        return answer.body
+        return envelope, answer.body
