@@ -42,6 +42,7 @@ from tessella_p2p.orchestrator.members import Members
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.operating import Operating
 from tessella_p2p.orchestrator.operator_log import OperatorLog
+from tessella_p2p.orchestrator.reading import Reading
 from tessella_p2p.orchestrator.settling import Settling
 from tessella_p2p.orchestrator.terms import ServedModel
 from tessella_p2p.wire import messages as m
@@ -121,6 +122,7 @@ class Orchestrator:
         self._handlers: dict[type[Message], Handler] = {
             **self.membership.handlers(),
             **self.settling.handlers(),
+            **Reading(context, self.catalogue, self.membership).handlers(),
             **self.operating.handlers(),
         }
 
@@ -231,8 +233,8 @@ class Orchestrator:
         Raises:
             RefusalError: what it is refused with.
         """
-        answer = await self._dispatch(self._context.key.peer_id, request)
-        self.outcomes[request.kind] += 1
+        with self._counted(None, request.kind):
+            answer = await self._dispatch(self._context.key.peer_id, request)
         return answer  # type: ignore[return-value] # the handler of a public request gives a public answer
 
     def _verified(self, raw: bytes, peer: PeerId | None) -> tuple[PeerId, m.OrchestratorRequest]:
