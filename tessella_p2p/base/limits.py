@@ -231,7 +231,7 @@ ISSUANCE_PER_REQUESTER_DAY = 10_000
 MAX_PROOFS_PER_TICKET_AND_WORKER = 32
 MAX_EXPIRED_PER_CHANGE = 256
 """Tickets whose facts one change of the ledger drops."""
-LEDGER_MAP_BYTES = 4096 * MIB
+LEDGER_MAP_BYTES = 64 * 1024 * MIB
 PROOF_LOG_MAP_BYTES = 512 * MIB
 """Sizes to which the databases may grow; the files grow with their content."""
 MAX_PROOF_BYTES = 64 * KIB
@@ -385,3 +385,19 @@ MAX_HELD_TICKETS = 16
 """Unspent tickets that an entry holds for an outage."""
 HELD_TICKET_LEFT_S = 1800.0
 """A held ticket that is good for less than this is replaced."""
+
+# Federation
+FEDERATION_PULL_S = 5.0
+"""How often each followed orchestrator is asked for what is new."""
+MAX_LEDGER_ENTRY_BYTES = 160 * KIB
+"""One sealed ledger entry: the journal's bytes, and the sealed proof that they rest on."""
+MAX_SNAPSHOT_BYTES = 192 * KIB
+"""Journal entries and proofs of one page; the rest of an envelope's bytes is for the seals and everything else."""
+MIRROR_MAP_BYTES = 64 * 1024 * MIB
+"""Size to which one mirrored ledger may grow; the file grows with its content."""
+MAX_KEPT_ENTRIES = 1024
+"""Sealed entries of a followed orchestrator that are kept as they came, as evidence against later ones."""
+TRUST_LIMIT_CREDITS = 1_000
+"""Credits of one identity that count here at most, of those that one other orchestrator says it has."""
+ORCHESTRATOR_PROBE_S = 10.0
+"""How often a node looks whether an orchestrator that failed it answers again."""

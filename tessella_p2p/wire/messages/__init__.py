@@ -33,7 +33,9 @@ from tessella_p2p.wire.messages.chains import (
 )
 from tessella_p2p.wire.messages.federation import (
     LedgerEntry,
+    LedgerHead,
     PullSnapshot,
+    SealedEntry,
     SnapshotPage,
 )
 from tessella_p2p.wire.messages.membership import (
@@ -133,6 +135,7 @@ from tessella_p2p.wire.messages.types import (
     HISTORY_REQUEST,
     LEASE,
     LEDGER_ENTRY,
+    LEDGER_HEAD,
     ORDER,
     ORDER_ANSWER,
     PROOF,
@@ -168,6 +171,7 @@ __all__ = [
     "HISTORY_REQUEST",
     "LEASE",
     "LEDGER_ENTRY",
+    "LEDGER_HEAD",
     "ORDER",
     "ORDER_ANSWER",
     "PROOF",
@@ -210,6 +214,7 @@ __all__ = [
     "Layers",
     "Lease",
     "LedgerEntry",
+    "LedgerHead",
     "LedgerLine",
     "LedgerLines",
     "ListManifests",
@@ -276,6 +281,7 @@ __all__ = [
     "RouteStage",
     "Sampling",
     "Sealed",
+    "SealedEntry",
     "Session",
     "SessionGrant",
     "Settled",

@@ -34,6 +34,7 @@ ORDER_ANSWER = "order-answer"
 HISTORY_REQUEST = "history-request"
 HISTORY = "history"
 LEDGER_ENTRY = "ledger-entry"
+LEDGER_HEAD = "ledger-head"
 
 
 def _is_peer_id(value: str) -> str:
