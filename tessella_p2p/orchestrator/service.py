@@ -45,6 +45,7 @@ from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.orchestrator.reading import Reading
 from tessella_p2p.orchestrator.settling import Settling
 from tessella_p2p.orchestrator.terms import ServedModel
+from tessella_p2p.orchestrator.topology import Topology
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import (
@@ -118,6 +119,7 @@ class Orchestrator:
         core = Members(key, self.catalogue, min_stages=min_stages, serial_floor=store.serial_floor())
         self.membership = Membership(context, self.catalogue, core)
         self.settling = Settling(context, Grants(key, self.catalogue, grant_terms), settlement)
+        self.topology = Topology(self.membership, self._subscription, self._sealed)
         self.operating = Operating(context, {}, operator_log)
         self._handlers: dict[type[Message], Handler] = {
             **self.membership.handlers(),
@@ -144,6 +146,7 @@ class Orchestrator:
             nursery.start_soon(self.membership.run)
             nursery.start_soon(self.settling.run)
             self._context.network.serve(protocols.ORCHESTRATOR, self._serve)
+            self._context.network.serve(protocols.TOPOLOGY, self.topology.serve)
             task_status.started()
 
     # ---- Streams ----
@@ -236,6 +239,13 @@ class Orchestrator:
         with self._counted(None, request.kind):
             answer = await self._dispatch(self._context.key.peer_id, request)
         return answer  # type: ignore[return-value] # the handler of a public request gives a public answer
+
+    def _subscription(self, raw: bytes, peer: PeerId) -> m.Subscribe:
+        with self._counted(peer, "subscribe"):
+            _, request = self._verified(raw, peer)
+            if not isinstance(request, m.Subscribe):
+                raise InvalidRequest(f"a request of the kind {request.kind} is not answered here", param="kind")
+            return request
 
     def _verified(self, raw: bytes, peer: PeerId | None) -> tuple[PeerId, m.OrchestratorRequest]:
         signer = peek_signer(raw)
