@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tessella_p2p.base.errors import Overloaded, UnknownModel
 from tessella_p2p.base.limits import MAX_SERVED_MODELS
@@ -51,12 +51,34 @@ class Catalogue:
             raise UnknownModel(f"{model_id} is not served here; served: {', '.join(self._by_name)}")
         return model
 
-    def publish(self, model: ServedModel) -> None:
-        """Serve ``model``, in place of what its name meant before.
+    def is_current(self, manifest_root: bytes) -> bool:
+        """Whether a root is the newest of its model: what a worker that registers has to have."""
+        model = self._by_root.get(manifest_root)
+        return model is not None and self._by_name[model.model_id].manifest_root == manifest_root
+
+    def room_for(self, model: ServedModel, in_use: Collection[bytes]) -> bytes | None:
+        """The root that `publish` has to retire for ``model``: the oldest that is neither the newest of a name nor in use.
+
+        Args:
+            model: what is to be published.
+            in_use: roots that workers hold.
+
+        Returns:
+            None where there is room.
 
         Raises:
-            Overloaded: `MAX_SERVED_MODELS` are served.
+            Overloaded: `MAX_SERVED_MODELS` are served, and none of them can go.
         """
-        if model.manifest_root not in self._by_root and len(self._by_root) >= MAX_SERVED_MODELS:
-            raise Overloaded(f"{MAX_SERVED_MODELS} manifests are served already")
+        if model.manifest_root in self._by_root or len(self._by_root) < MAX_SERVED_MODELS:
+            return None
+        needed = {one.manifest_root for name, one in self._by_name.items() if name != model.model_id} | {*in_use}
+        for root in self._by_root:
+            if root not in needed:
+                return root
+        raise Overloaded(f"{MAX_SERVED_MODELS} manifests are served already, and each is in use")
+
+    def publish(self, model: ServedModel, retired: bytes | None = None) -> None:
+        """Serve ``model``, in place of what its name meant before, and no longer serve ``retired`` (see `room_for`)."""
+        if retired is not None:
+            del self._by_root[retired]  # as the newest of a name only where this one has the same
         self._by_root[model.manifest_root] = self._by_name[model.model_id] = model
