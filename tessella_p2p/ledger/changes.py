@@ -12,13 +12,16 @@ from pydantic import Field
 
 from tessella_p2p.wire.envelope import Message, decode_message, encode_message
 from tessella_p2p.wire.messages import (
+    AuditId,
     Count,
     Digest,
     DigestMark,
     Epoch,
     Layers,
+    Name,
     Peer,
     Positions,
+    Reason,
     RequestName,
     Session,
     TimeMs,
@@ -48,6 +51,8 @@ class ProofSettled(Message):
     upstream: Peer
     downstream: Peer
     points: tuple[DigestMark, ...]
+    requester_pays: bool = False
+    """Whether the amount came off the requester's account and not out of `issuance`."""
 
 
 class TicketsExpired(Message):
@@ -57,11 +62,62 @@ class TicketsExpired(Message):
     before: TimeMs
 
 
-Change = ProofSettled | TicketsExpired
+class Slashed(Message):
+    """Credits were taken off a peer, whose account may be below 0 afterwards, and went back to `issuance`."""
+
+    kind: Literal["slashed"] = "slashed"
+    peer: Peer
+    micro_credits: Count
+    reason: Reason
+    by: Literal["operator", "audit"]
+    audit_id: AuditId | None = None
+
+
+class VerdictReached(Message):
+    """An audit of ``peer`` came to an end.
+
+    A worker of the same recipe as ``auditor`` recomputed; ``adjudicator`` is the third one that was asked where those two differed.
+    With ``requester``, ``request_id``, ``session`` and ``epoch`` it names the audited proof: once that has passed, a neighbour that
+    says otherwise no longer holds it.
+    """
+
+    kind: Literal["verdict_reached"] = "verdict_reached"
+    audit_id: AuditId
+    peer: Peer
+    verdict: Literal["passed", "failed", "inconclusive", "copied"]
+    auditor: Peer | None = None
+    adjudicator: Peer | None = None
+    code: Name | None = None
+    reason: Reason = ""
+    requester: Peer | None = None
+    request_id: RequestName | None = None
+    session: Session | None = None
+    epoch: Epoch | None = None
+
+
+class BlacklistChanged(Message):
+    """A peer was put on the blacklist, or taken off it."""
+
+    kind: Literal["blacklist_changed"] = "blacklist_changed"
+    peer: Peer
+    blacklisted: bool
+    reason: Reason
+
+
+class ChainBegun(Message):
+    """The ledger was restored from a backup that ended with entry ``after``, whose hash in its own chain was ``after_hash``."""
+
+    kind: Literal["chain_begun"] = "chain_begun"
+    chain: Count
+    after: Count
+    after_hash: Digest
+
+
+Change = ProofSettled | TicketsExpired | Slashed | VerdictReached | BlacklistChanged | ChainBegun
 
 
 class JournalEntry(Message):
-    """One entry of the journal; its sequence is its key."""
+    """One entry of the journal; its sequence is its key, ``at`` when it was written."""
 
     at: TimeMs
     change: Annotated[Change, Field(discriminator="kind")]

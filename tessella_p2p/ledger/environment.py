@@ -168,6 +168,25 @@ class Transaction:
                     break
         return rows
 
+    def walk(self, table: str, start: bytes, limit: int) -> Iterator[tuple[bytes, bytes]]:
+        """`scan`, read one by one as far as the caller goes."""
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            found = limit > 0 and (cursor.set_range(start) if start else cursor.first())
+            while found and limit:
+                yield bytes(cursor.key()), bytes(cursor.value())
+                limit -= 1
+                found = cursor.next()
+
+    def scan_back(self, table: str, before: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Up to ``limit`` pairs whose keys are below ``before`` (empty: from the last one on), the largest key first."""
+        rows: list[tuple[bytes, bytes]] = []
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            found = cursor.prev() if before and cursor.set_range(before) else cursor.last()
+            while found and len(rows) < limit:
+                rows.append((bytes(cursor.key()), bytes(cursor.value())))
+                found = cursor.prev()
+        return rows
+
     def last_key(self, table: str) -> bytes | None:
         """The largest key of a table."""
         with self._transaction.cursor(db=self._tables[table]) as cursor:

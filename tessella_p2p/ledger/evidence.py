@@ -24,6 +24,7 @@ class Code(StrEnum):
     FOREIGN_TICKET = "foreign_ticket"
     FOREIGN_LEASE = "foreign_lease"
     FOREIGN_RECEIPT = "foreign_receipt"
+    CANARY = "canary"
     UNLEASED_LAYERS = "unleased_layers"
     LEASE_NOT_IN_FORCE = "lease_not_in_force"
     TICKET_NOT_OPEN = "ticket_not_open"
@@ -39,6 +40,7 @@ class Code(StrEnum):
     RECEIPT_UNMATCHED = "receipt_unmatched"
     NEIGHBOUR_MISMATCH = "neighbour_mismatch"
     ISSUANCE_BOUND = "issuance_bound"
+    REQUESTER_CANNOT_PAY = "requester_cannot_pay"
 
 
 class ProofRefused(RefusalError):
@@ -57,14 +59,21 @@ class SettlementTerms:
     """What proofs are judged by.
 
     Attributes:
-        orchestrator: whose tickets and leases count, and to whom proofs are addressed.
-        total_layers: layers of each model, by manifest root: the stage that ends there is the tail.
+        orchestrator: whose tickets count, and to whom proofs are addressed.
+        total_layers: layers of each model, by manifest root: the stage that ends there is the tail. It may be a live view.
         issuance_per_day: micro-credits that the tickets of one requester may bring into being in one day.
+        lease_issuers: whose leases count; the orchestrator's own always do.
+        requester_pays: whether a ticket's requester pays for it, as far as it can, and nothing is brought into being.
     """
 
     orchestrator: PeerId
     total_layers: Mapping[bytes, int]
     issuance_per_day: int = ISSUANCE_PER_REQUESTER_DAY * MICRO_PER_CREDIT
+    lease_issuers: frozenset[PeerId] = frozenset()
+    requester_pays: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lease_issuers", self.lease_issuers | {self.orchestrator})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +171,13 @@ def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: in
     force when the ticket was minted counts for that ticket.
     """
     envelope = open_envelope(proof.lease, LEASE, now_ms=None)
-    if envelope.signer != terms.orchestrator:
+    if envelope.signer not in terms.lease_issuers:
         raise ProofRefused(Code.FOREIGN_LEASE, f"its lease was signed by {envelope.signer}")
     lease = decode_message(Lease, envelope.payload)
     if lease.peer_id != worker:
         raise ProofRefused(Code.FOREIGN_LEASE, f"its lease is {lease.peer_id}'s")
+    if lease.canary:
+        raise ProofRefused(Code.CANARY, f"{worker} worked as a canary: its answers are known to be wrong")
     if (lease.manifest_root, lease.recipe) != (proof.manifest_root, proof.recipe):
         raise ProofRefused(Code.FOREIGN_LEASE, "its lease is for another model or recipe")
     if not LayerRange(*lease.layers).contains(layers):

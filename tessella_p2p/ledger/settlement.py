@@ -27,6 +27,7 @@ from tessella_p2p.ledger.state import DAY_MS, LedgerState, TicketFacts, TicketKe
 from tessella_p2p.wire.messages import DigestMark, Settled
 
 _MAX_REASON_CHARS = 512
+_ENDLESS = 2**53
 
 
 def settle(
@@ -65,7 +66,8 @@ def settle(
         return (), Settled(status="settled")
     if not work.receipted:
         return (), _no_receipt(work, before)
-    if (mismatch := _neighbour_mismatch(state, key, work)) is not None:
+    mismatch = _neighbour_mismatch(state, key, work)
+    if mismatch is not None and not state.is_cleared(key, proof.session, proof.epoch, work.worker):
         return (), _held(Code.NEIGHBOUR_MISMATCH, mismatch, before)
     return _pay(state, key, ticket, work, earlier, terms, now_ms)
 
@@ -92,16 +94,22 @@ def _pay(
 ) -> tuple[tuple[Change, ...], Settled]:
     before = 0 if earlier is None else earlier.micro_credits
     day = now_ms // DAY_MS
-    left = terms.issuance_per_day - state.issued(key.requester, day)
+    if not terms.requester_pays:
+        left = terms.issuance_per_day - state.issued(key.requester, day)
+        held = f"the tickets of {key.requester} have brought in what they may today; the rest waits"
+        held_code = Code.ISSUANCE_BOUND
+    else:
+        left = _purse(state, key.requester, work.worker)
+        held = f"{key.requester} cannot pay more than it has; the rest waits"
+        held_code = Code.REQUESTER_CANNOT_PAY
     paid_positions = _affordable(ticket, work.layers, work.receipted, max(0, left) // MICRO_PER_LAYER_POSITION)
     amount = ticket.due(work.layers, paid_positions) * MICRO_PER_LAYER_POSITION
     complete = paid_positions == work.receipted
     if not amount and complete and earlier is not None:
         # Two proofs of one session that take turns must not grow the journal.
         return (), Settled(status="duplicate", micro_credits=before)
-    bound = f"the tickets of {key.requester} have brought in what they may today; the rest waits"
     if not amount and not complete:
-        return (), _held(Code.ISSUANCE_BOUND, bound, before)
+        return (), _held(held_code, held, before)
     change = ProofSettled(
         requester=key.requester,
         request_id=key.request_id,
@@ -118,13 +126,19 @@ def _pay(
         upstream=work.proof.upstream,
         downstream=work.proof.downstream,
         points=work.points,
+        requester_pays=terms.requester_pays,
     )
     if not complete:
-        return (change,), _held(Code.ISSUANCE_BOUND, bound, before + amount)
+        return (change,), _held(held_code, held, before + amount)
     if not before + amount:
         reason = "every layer and position of it was paid before"
         return (change,), Settled(status="settled", code=Code.ALREADY_PAID.value, reason=reason)
     return (change,), Settled(status="settled", micro_credits=before + amount)
+
+
+def _purse(state: LedgerState, requester: PeerId, worker: PeerId) -> int:
+    """What a requester can pay ``worker``, in micro-credits. Paying itself moves nothing, so that has no end."""
+    return _ENDLESS if requester == worker else state.accounts.get(requester).micro_credits
 
 
 def _affordable(ticket: TicketFacts, layers: LayerRange, positions: int, budget: int) -> int:

@@ -7,6 +7,10 @@
     issued     day (8 bytes), requester                       micro-credits paid on the requester's tickets that day
     expiry     settle_before (8 bytes), ticket key            empty
     state      "horizon"                                      the latest settle_before whose facts were dropped
+    reputation peer                                           `reputation.Reputation`
+    blacklist  peer                                           [since (Unix milliseconds), reason]
+    audits     audit id, "verdict" or "slash", peer           empty
+    cleared    ticket key, session, epoch, worker             empty: an audit passed this proof
 
 A ticket's key is the SHA-256 of its requester and request id, so two tickets for one request are paid as one. A stage proves
 positions from 0, so what a layer was paid for is a prefix: one number per layer.
@@ -18,20 +22,41 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from tessella_p2p.base.errors import LocalProtocolError
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MAX_EXPIRED_PER_CHANGE, MICRO_PER_LAYER_POSITION
 from tessella_p2p.ledger.accounts import ISSUANCE, Accounts, Transfer
-from tessella_p2p.ledger.changes import Change, ProofSettled, TicketsExpired
+from tessella_p2p.ledger.changes import (
+    BlacklistChanged,
+    Change,
+    ProofSettled,
+    Slashed,
+    TicketsExpired,
+    VerdictReached,
+)
+from tessella_p2p.ledger.reputation import Reputation, judged, slashed
 from tessella_p2p.ledger.tables import Tables, decode_row, encode_row
 from tessella_p2p.wire.envelope import decode_message, encode_message
 
-TABLE_NAMES = ("accounts", "tickets", "proofs", "issued", "expiry", "state")
+TABLE_NAMES = (
+    "accounts",
+    "tickets",
+    "proofs",
+    "issued",
+    "expiry",
+    "state",
+    "reputation",
+    "blacklist",
+    "audits",
+    "cleared",
+)
 DAY_MS = 24 * 3600 * 1000
 
 _HORIZON = b"horizon"
+_VERDICT, _SLASH = b"verdict", b"slash"
+_PRESENT = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +123,59 @@ class LedgerState:
         rows = self._tables.scan("expiry", b"", 1)
         return int.from_bytes(rows[0][0][:8], "big") if rows else None
 
-    def apply(self, change: Change) -> None:
-        """Move the state by one change; the same changes in the same order give the same bytes.
+    def reputation(self, peer: str) -> Reputation:
+        """How ``peer`` did, its score as of the last event; see `reputation.at_time`."""
+        row = self._tables.get("reputation", peer.encode())
+        return Reputation() if row is None else _reputation(row)
+
+    def reputations(self, after: str, limit: int) -> list[tuple[PeerId, Reputation]]:
+        """Up to ``limit`` peers that any event concerned, whose ids follow ``after``."""
+        rows = self._tables.scan("reputation", after.encode() + (b"\0" if after else b""), limit)
+        return [(PeerId(key.decode()), _reputation(row)) for key, row in rows]
+
+    def blacklisted(self, peer: str) -> tuple[int, str] | None:
+        """Since when (Unix milliseconds) and why ``peer`` is on the blacklist; None where it is not."""
+        row = self._tables.get("blacklist", peer.encode())
+        return None if row is None else _blacklisted(row)
+
+    def blacklist(self, after: str, limit: int) -> list[tuple[PeerId, int, str]]:
+        """Up to ``limit`` blacklisted peers whose ids follow ``after``: the peer, since when, why."""
+        rows = self._tables.scan("blacklist", after.encode() + (b"\0" if after else b""), limit)
+        return [(PeerId(key.decode()), *_blacklisted(row)) for key, row in rows]
+
+    def has_verdict(self, audit_id: bytes, peer: str) -> bool:
+        """Whether this audit came to a verdict on ``peer``."""
+        return self._tables.get("audits", audit_id + _VERDICT + peer.encode()) is not None
+
+    def has_slash(self, audit_id: bytes, peer: str) -> bool:
+        """Whether ``peer`` was slashed for this audit."""
+        return self._tables.get("audits", audit_id + _SLASH + peer.encode()) is not None
+
+    def is_cleared(self, key: TicketKey, session: bytes, epoch: int, worker: str) -> bool:
+        """Whether an audit has passed this proof."""
+        return self._tables.get("cleared", _proof_key(key, session, epoch, worker)) is not None
+
+    def apply(self, change: Change, at_ms: int) -> None:
+        """Move the state by one change; the same changes at the same times in the same order give the same bytes.
+
+        Args:
+            change: what happened.
+            at_ms: when its entry was written, Unix milliseconds.
 
         Raises:
             LocalProtocolError: a change that does not fit the state; it was never decided on this state.
         """
         if isinstance(change, ProofSettled):
             self._apply_settled(change)
-        else:
+        elif isinstance(change, TicketsExpired):
             self._apply_expired(change)
+        elif isinstance(change, Slashed):
+            self._apply_slashed(change, at_ms)
+        elif isinstance(change, VerdictReached):
+            self._apply_verdict(change, at_ms)
+        elif isinstance(change, BlacklistChanged):
+            self._apply_blacklist(change, at_ms)
+        # `ChainBegun` moves nothing: it only says why the chain is another one.
 
     def _apply_settled(self, change: ProofSettled) -> None:
         key = TicketKey(PeerId(change.requester), change.request_id)
@@ -128,15 +196,54 @@ class LedgerState:
         self._put_ticket(key, TicketFacts(max(ticket.settle_before, change.settle_before), paid, proofs), ticket)
         self._tables.put("proofs", _proof_key(key, change.session, change.epoch, change.worker), encode_message(change))
         amount = change.micro_credits - (0 if before is None else before.micro_credits)
-        if amount:
+        if amount and change.requester_pays:
+            self._pay_from_requester(change, amount)
+        elif amount:
             self.accounts.apply(Transfer(ISSUANCE, change.worker, amount))
             issued = self.issued(change.requester, change.day) + amount
             self._tables.put("issued", _issued_key(change.day, change.requester), encode_row(issued))
 
+    def _pay_from_requester(self, change: ProofSettled, amount: int) -> None:
+        if change.requester == change.worker:
+            return  # it would take from one account what it gives to the same
+        if self.accounts.get(change.requester).micro_credits < amount:
+            raise LocalProtocolError(f"{change.requester} has less than the {amount} micro-credits that it is to pay")
+        self.accounts.apply(Transfer(change.requester, change.worker, amount))
+
+    def _apply_slashed(self, change: Slashed, at_ms: int) -> None:
+        if change.audit_id is not None:
+            if self.has_slash(change.audit_id, change.peer):
+                raise LocalProtocolError(f"{change.peer} was slashed for this audit before")
+            self._tables.put("audits", change.audit_id + _SLASH + change.peer.encode(), _PRESENT)
+        if change.micro_credits:
+            self.accounts.apply(Transfer(change.peer, ISSUANCE, change.micro_credits))
+        self._put_reputation(change.peer, slashed(self.reputation(change.peer), at_ms))
+
+    def _apply_verdict(self, change: VerdictReached, at_ms: int) -> None:
+        if self.has_verdict(change.audit_id, change.peer):
+            raise LocalProtocolError(f"this audit came to a verdict on {change.peer} before")
+        self._tables.put("audits", change.audit_id + _VERDICT + change.peer.encode(), _PRESENT)
+        self._put_reputation(change.peer, judged(self.reputation(change.peer), change.verdict, at_ms))
+        named = change.requester is not None and change.request_id is not None
+        if change.verdict == "passed" and named and change.session is not None and change.epoch is not None:
+            key = TicketKey(PeerId(str(change.requester)), str(change.request_id))
+            # A ticket without a settled proof is nobody's neighbour, and would never be forgotten.
+            if self._tables.get("tickets", key.digest) is not None:
+                self._tables.put("cleared", _proof_key(key, change.session, change.epoch, change.peer), _PRESENT)
+
+    def _apply_blacklist(self, change: BlacklistChanged, at_ms: int) -> None:
+        if change.blacklisted:
+            self._tables.put("blacklist", change.peer.encode(), encode_row([at_ms, change.reason]))
+        else:
+            self._tables.delete("blacklist", change.peer.encode())
+
+    def _put_reputation(self, peer: str, reputation: Reputation) -> None:
+        self._tables.put("reputation", peer.encode(), encode_row(list(astuple(reputation))))
+
     def _put_ticket(self, key: TicketKey, after: TicketFacts, before: TicketFacts) -> None:
         if after.settle_before != before.settle_before:
             self._tables.delete("expiry", _expiry_key(before.settle_before, key.digest))
-            self._tables.put("expiry", _expiry_key(after.settle_before, key.digest), b"\0")
+            self._tables.put("expiry", _expiry_key(after.settle_before, key.digest), _PRESENT)
         row: list[object] = [
             after.settle_before,
             [list(pair) for pair in sorted(after.paid.items())],
@@ -152,17 +259,18 @@ class LedgerState:
             self._tables.put("state", _HORIZON, encode_row(max(self.horizon, settle_before)))
             self._tables.delete("expiry", expiry)
             self._tables.delete("tickets", digest)
-            self._delete_proofs(digest)
+            self._delete_of_ticket("proofs", digest)
+            self._delete_of_ticket("cleared", digest)
         today = change.before // DAY_MS
         for key, _ in self._tables.scan("issued", b"", MAX_EXPIRED_PER_CHANGE):
             if int.from_bytes(key[:8], "big") >= today:
                 break
             self._tables.delete("issued", key)
 
-    def _delete_proofs(self, digest: bytes) -> None:
-        while rows := [row for row in self._tables.scan("proofs", digest, 64) if row[0].startswith(digest)]:
+    def _delete_of_ticket(self, table: str, digest: bytes) -> None:
+        while rows := [row for row in self._tables.scan(table, digest, 64) if row[0].startswith(digest)]:
             for key, _ in rows:
-                self._tables.delete("proofs", key)
+                self._tables.delete(table, key)
 
 
 def _proof_key(key: TicketKey, session: bytes, epoch: int, worker: str) -> bytes:
@@ -182,3 +290,17 @@ def _number(row: bytes) -> int:
     if not isinstance(value, int):
         raise LocalProtocolError("a row that should hold a number is damaged")
     return value
+
+
+def _reputation(row: bytes) -> Reputation:
+    value = decode_row(row)
+    if isinstance(value, list) and len(value) == 7 and all(isinstance(number, int) for number in value):
+        return Reputation(*value)
+    raise LocalProtocolError("the row of a reputation is damaged")
+
+
+def _blacklisted(row: bytes) -> tuple[int, str]:
+    match decode_row(row):
+        case [int(since), str(reason)]:
+            return since, reason
+    raise LocalProtocolError("a row of the blacklist is damaged")

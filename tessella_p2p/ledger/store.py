@@ -3,7 +3,8 @@
 A change, its effect on the state and nothing else are one transaction, durable before its answer is given: a process that dies at any
 point leaves the journal and the state of the same moment. So opening takes constant time, and `replay` only proves what is there.
 
-Beside the ledger it keeps what else an orchestrator may not forget: its workers' assignments, and the floors of serials and sequences.
+Beside the ledger it keeps what else an orchestrator may not forget: its workers' assignments, the models that were published, and the
+floors of serials and sequences.
 """
 
 from __future__ import annotations
@@ -11,15 +12,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tessella_p2p.base.errors import MalformedMessage, StorageError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import LEDGER_MAP_BYTES, MAX_MEMBERS
+from tessella_p2p.base.limits import (
+    LEDGER_MAP_BYTES,
+    MAX_MEMBERS,
+    MAX_PAGE_ROWS,
+    MAX_PROOFS_PER_BATCH,
+    MAX_SERVED_MODELS,
+    MAX_SETTLED_TOGETHER,
+)
 from tessella_p2p.ledger.accounts import Account
 from tessella_p2p.ledger.assignments import Assignment, decode_assignment, encode_assignment
-from tessella_p2p.ledger.changes import JournalEntry, decode_entry, encode_entry
+from tessella_p2p.ledger.chain import Head, SnapshotRow
+from tessella_p2p.ledger.changes import BlacklistChanged, JournalEntry, Slashed, VerdictReached
 from tessella_p2p.ledger.environment import Environment, Transaction
 from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms, verify_proof
+from tessella_p2p.ledger.group_commit import GroupCommit
+from tessella_p2p.ledger.journal import (
+    JOURNAL_TABLES,
+    Journal,
+    drop_old_proofs,
+    has_old_proof,
+    read_entries,
+    read_head,
+    read_newest,
+    read_proof,
+    read_snapshot,
+)
+from tessella_p2p.ledger.reputation import Reputation, at_time
 from tessella_p2p.ledger.settlement import expire, refusal, settle
 from tessella_p2p.ledger.state import TABLE_NAMES, LedgerState
 from tessella_p2p.ledger.tables import DictTables
@@ -28,7 +51,7 @@ from tessella_p2p.wire.messages import Settled
 SCHEMA = 2
 """2 added the assignments."""
 _OLDEST_SCHEMA = 1
-_JOURNAL = "journal"
+_MODELS = "models"
 _ASSIGNMENTS = "assignments"
 _SERIAL_FLOOR = "lease_serial_floor"
 _SEQUENCE_FLOOR = "sequence_floor"
@@ -37,10 +60,28 @@ _PAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The answer for one proof, and who signed it where that is known."""
+    """The answer for one proof.
+
+    Attributes:
+        settled: the answer.
+        worker: who signed the proof, where that is known.
+        sequence: the entry that the answer rests on, where the proof moved something.
+        work: what a proof showed that was not refused by itself.
+    """
 
     settled: Settled
     worker: PeerId | None
+    sequence: int | None = None
+    work: ProvenWork | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Proofs that one caller wants settled: the work that each shows, or the answer that needs no state."""
+
+    works: Sequence[tuple[bytes, ProvenWork | Judged]]
+    terms: SettlementTerms
+    now_ms: int
 
 
 class LedgerStore:
@@ -58,37 +99,126 @@ class LedgerStore:
     def __init__(self, path: Path, map_size_bytes: int = LEDGER_MAP_BYTES, *, sync: bool = True) -> None:
         self._environment = Environment(
             path,
-            (_JOURNAL, _ASSIGNMENTS, *TABLE_NAMES),
+            (*JOURNAL_TABLES, _ASSIGNMENTS, _MODELS, *TABLE_NAMES),
             map_size_bytes=map_size_bytes,
             schema=SCHEMA,
             since=_OLDEST_SCHEMA,
             sync=sync,
         )
+        self._settling = GroupCommit(self._settle_together, MAX_SETTLED_TOGETHER // MAX_PROOFS_PER_BATCH)
 
     def close(self) -> None:
         """Close the database."""
         self._environment.close()
 
+    # ---- Proofs ----
+
     def settle(self, proofs: Sequence[bytes], terms: SettlementTerms, now_ms: int) -> list[Judged]:
-        """Judge sealed proofs, in order, in one transaction; durable when it returns."""
-        verified = [_verify(raw, terms, now_ms) for raw in proofs]
-        if not any(isinstance(work, ProvenWork) for work in verified):
-            return [work for work in verified if isinstance(work, Judged)]
+        """Judge sealed proofs, in order, in one transaction; durable when it returns.
+
+        Callers that come while another one's transaction is written share the next one.
+        """
+        works = [(raw, _verify(raw, terms, now_ms)) for raw in proofs]
+        if not any(isinstance(work, ProvenWork) for _, work in works):
+            return [work for _, work in works if isinstance(work, Judged)]
+        return self._settling.submit(_Request(works, terms, now_ms))
+
+    def _settle_together(self, requests: Sequence[_Request]) -> list[list[Judged]]:
         with self._environment.write() as transaction:
-            journal = _Journal(transaction)
-            return [work if isinstance(work, Judged) else _judge(journal, work, terms, now_ms) for work in verified]
+            journal = Journal(transaction)
+            return [[_judge(journal, raw, work, request) for raw, work in request.works] for request in requests]
+
+    def proof(self, sequence: int) -> bytes | None:
+        """The sealed proof that entry ``sequence`` rests on, as long as it is kept."""
+        with self._environment.read() as transaction:
+            return read_proof(transaction, sequence)
 
     def expire(self, now_ms: int) -> bool:
-        """Forget a bounded number of tickets that can no longer settle; whether there was one."""
+        """Forget a bounded number of tickets that can no longer settle, and of proofs that nobody needs; whether there was one."""
         with self._environment.read() as transaction:
-            if expire(LedgerState(transaction), now_ms) is None:
+            if expire(LedgerState(transaction), now_ms) is None and not has_old_proof(transaction, now_ms):
                 return False
         with self._environment.write() as transaction:
-            journal = _Journal(transaction)
+            journal = Journal(transaction)
             change = expire(journal.state, now_ms)
             if change is not None:
-                journal.write(JournalEntry(at=now_ms, change=change))
+                journal.write(change, now_ms)
+            drop_old_proofs(transaction, now_ms)
         return True
+
+    # ---- Verdicts, slashes, the blacklist ----
+
+    def record_verdict(self, verdict: VerdictReached, now_ms: int) -> bool:
+        """Write down how an audit ended; False where one on this peer was written down for it before. Durable when it returns."""
+        with self._environment.write() as transaction:
+            journal = Journal(transaction)
+            if journal.state.has_verdict(verdict.audit_id, verdict.peer):
+                return False
+            journal.write(verdict, now_ms)
+        return True
+
+    def slash(
+        self,
+        peer: PeerId,
+        micro_credits: int,
+        reason: str,
+        by: Literal["operator", "audit"],
+        now_ms: int,
+        audit_id: bytes | None = None,
+    ) -> bool:
+        """Take credits off a peer, which may leave it below 0. Durable when it returns.
+
+        Args:
+            peer: whose account.
+            micro_credits: how many, not below 0.
+            reason: for the journal, up to 512 characters.
+            by: who decided so.
+            now_ms: the time, Unix milliseconds.
+            audit_id: the audit that it is for.
+
+        Returns:
+            False where the peer was slashed for this audit before: then nothing is taken.
+        """
+        change = Slashed(peer=peer, micro_credits=micro_credits, reason=reason, by=by, audit_id=audit_id)
+        with self._environment.write() as transaction:
+            journal = Journal(transaction)
+            if audit_id is not None and journal.state.has_slash(audit_id, peer):
+                return False
+            journal.write(change, now_ms)
+        return True
+
+    def set_blacklisted(self, peer: PeerId, blacklisted: bool, reason: str, now_ms: int) -> bool:
+        """Put a peer on the blacklist, or take it off; False where it was so already. Durable when it returns."""
+        change = BlacklistChanged(peer=peer, blacklisted=blacklisted, reason=reason)
+        with self._environment.write() as transaction:
+            journal = Journal(transaction)
+            if (journal.state.blacklisted(peer) is not None) == blacklisted:
+                return False
+            journal.write(change, now_ms)
+        return True
+
+    def reputation(self, peer: str, now_ms: int) -> Reputation:
+        """How a peer did, its score decayed to ``now_ms``; a clean slate for a stranger."""
+        with self._environment.read() as transaction:
+            return at_time(LedgerState(transaction).reputation(peer), now_ms)
+
+    def reputations(self, after: str, limit: int, now_ms: int) -> list[tuple[PeerId, Reputation]]:
+        """Up to ``limit`` peers that a verdict or a slash concerned, whose ids follow ``after``."""
+        with self._environment.read() as transaction:
+            page = LedgerState(transaction).reputations(after, limit)
+        return [(peer, at_time(reputation, now_ms)) for peer, reputation in page]
+
+    def is_blacklisted(self, peer: str) -> bool:
+        """Whether a peer is on the blacklist."""
+        with self._environment.read() as transaction:
+            return LedgerState(transaction).blacklisted(peer) is not None
+
+    def blacklist(self, after: str = "", limit: int = MAX_PAGE_ROWS) -> list[tuple[PeerId, int, str]]:
+        """Up to ``limit`` blacklisted peers whose ids follow ``after``: the peer, since when (Unix milliseconds), why."""
+        with self._environment.read() as transaction:
+            return LedgerState(transaction).blacklist(after, limit)
+
+    # ---- Accounts and the journal ----
 
     def account(self, name: str) -> Account:
         """One account."""
@@ -108,8 +238,22 @@ class LedgerStore:
     def journal(self, since: int = 0, limit: int = _PAGE) -> list[tuple[int, JournalEntry]]:
         """Up to ``limit`` entries with their sequences (from 1), after sequence ``since``."""
         with self._environment.read() as transaction:
-            rows = transaction.scan(_JOURNAL, (since + 1).to_bytes(8, "big"), limit)
-        return [(int.from_bytes(key, "big"), decode_entry(row)) for key, row in rows]
+            return read_entries(transaction, since, limit)
+
+    def newest(self, before: int | None = None, limit: int = MAX_PAGE_ROWS) -> list[tuple[int, JournalEntry]]:
+        """Up to ``limit`` entries below sequence ``before``, the newest first."""
+        with self._environment.read() as transaction:
+            return read_newest(transaction, before, limit)
+
+    def head(self) -> Head:
+        """The chain, the sequence of the last entry and its hash; in constant time."""
+        with self._environment.read() as transaction:
+            return read_head(transaction)
+
+    def snapshot(self, since: int, limit: int = MAX_PAGE_ROWS) -> list[SnapshotRow]:
+        """Up to ``limit`` entries after sequence ``since``, and the proofs that they rest on, within `SNAPSHOT_PAGE_BYTES`."""
+        with self._environment.read() as transaction:
+            return read_snapshot(transaction, since, limit)
 
     def replay(self) -> DictTables:
         """The state that the journal alone gives; equal to `content`."""
@@ -117,7 +261,7 @@ class LedgerStore:
         state, since = LedgerState(tables), 0
         while page := self.journal(since):
             for _, entry in page:
-                state.apply(entry.change)
+                state.apply(entry.change, entry.at)
             since = page[-1][0]
         return tables
 
@@ -126,6 +270,24 @@ class LedgerStore:
         with self._environment.read() as transaction:
             tables = {name: transaction.scan(name, b"", transaction.count(name)) for name in TABLE_NAMES}
         return {name: rows for name, rows in tables.items() if rows}
+
+    # ---- What is not accounted for ----
+
+    def keep_model(self, root: bytes, row: bytes) -> None:
+        """Keep what was published of a model, by its manifest root, in place of what was kept before.
+
+        Raises:
+            StorageError: also when `MAX_SERVED_MODELS` others are kept.
+        """
+        with self._environment.write() as transaction:
+            if transaction.get(_MODELS, root) is None and transaction.count(_MODELS) >= MAX_SERVED_MODELS:
+                raise StorageError(f"{MAX_SERVED_MODELS} models are kept already")
+            transaction.put(_MODELS, root, row)
+
+    def models(self) -> dict[bytes, bytes]:
+        """What `keep_model` kept, by manifest root."""
+        with self._environment.read() as transaction:
+            return dict(transaction.scan(_MODELS, b"", MAX_SERVED_MODELS))
 
     def serial_floor(self) -> int:
         """Lease serials up to this one may have been used."""
@@ -176,21 +338,6 @@ def _raise_number(transaction: Transaction, name: str, value: int) -> None:
         transaction.set_number(name, value)
 
 
-class _Journal:
-    """Appends entries and applies their changes within one transaction."""
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-        self.state = LedgerState(transaction)
-        last = transaction.last_key(_JOURNAL)
-        self._sequence = 0 if last is None else int.from_bytes(last, "big")
-
-    def write(self, entry: JournalEntry) -> None:
-        self._sequence += 1
-        self._transaction.append(_JOURNAL, self._sequence.to_bytes(8, "big"), encode_entry(entry))
-        self.state.apply(entry.change)
-
-
 def _verify(raw: bytes, terms: SettlementTerms, now_ms: int) -> ProvenWork | Judged:
     try:
         return verify_proof(raw, terms, now_ms)
@@ -198,11 +345,14 @@ def _verify(raw: bytes, terms: SettlementTerms, now_ms: int) -> ProvenWork | Jud
         return Judged(refusal(error), error.peer)
 
 
-def _judge(journal: _Journal, work: ProvenWork, terms: SettlementTerms, now_ms: int) -> Judged:
+def _judge(journal: Journal, raw: bytes, work: ProvenWork | Judged, request: _Request) -> Judged:
+    if isinstance(work, Judged):
+        return work
     try:
-        changes, settled = settle(journal.state, work, terms, now_ms)
+        changes, settled = settle(journal.state, work, request.terms, request.now_ms)
     except ProofRefused as error:
-        return Judged(refusal(error), work.worker)
+        return Judged(refusal(error), work.worker, None, work)
+    sequence = None
     for change in changes:
-        journal.write(JournalEntry(at=now_ms, change=change))
-    return Judged(settled, work.worker)
+        sequence = journal.write(change, request.now_ms, raw)
+    return Judged(settled, work.worker, sequence, work)

@@ -207,7 +207,7 @@ class PaperLedger:
         except ProofRefused as error:
             return refusal(error)
         for change in changes:
-            self.state.apply(change)
+            self.state.apply(change, now_ms)
             self.changes.append(change)
         return settled
 

@@ -117,12 +117,12 @@ def test_replaying_the_journal_gives_the_same_bytes(works: list[Work], forget: b
         ledger.settle(sealed(one))
     expired = expire(ledger.state, NOW + WEEK) if forget else None
     if expired is not None:
-        ledger.state.apply(expired)
+        ledger.state.apply(expired, NOW)
         ledger.changes.append(expired)
     replayed = DictTables()
     state = LedgerState(replayed)
     for change in ledger.changes:
-        state.apply(decode_entry(encode_entry(JournalEntry(at=NOW, change=change))).change)
+        state.apply(decode_entry(encode_entry(JournalEntry(at=NOW, change=change))).change, NOW)
     assert replayed.content() == ledger.tables.content()
 
 
@@ -154,5 +154,5 @@ def test_a_change_that_does_not_fit_the_state_is_our_own_bug() -> None:
     ledger = PaperLedger()
     ledger.settle(sealed(Work(0, 0, 1, False, 300, -1, True)))
     with pytest.raises(LocalProtocolError):
-        ledger.state.apply(ledger.changes[0])
+        ledger.state.apply(ledger.changes[0], NOW)
     assert len(LayerRange(10, 20)) * 300 * 1000 == ledger.balance(ROUTE[1].key)

@@ -371,7 +371,7 @@ def test_a_ticket_is_forgotten_after_its_time_and_never_paid_again() -> None:
     assert expire(ledger.state, NOW + WEEK - 1) is None
     change = expire(ledger.state, NOW + WEEK)
     assert change is not None
-    ledger.state.apply(change)
+    ledger.state.apply(change, NOW)
     assert expire(ledger.state, NOW + WEEK) is None
     assert set(ledger.tables.content()) == {"accounts", "state"}
     # Even by an orchestrator whose clock was set back.
