@@ -12,7 +12,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import structlog
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,19 +21,10 @@ from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import LocalProtocolError, TessellaError
 from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answers import DONE, PING, event
-from tessella_p2p.bridge.errors import INTERNAL, ErrorAnswer, error_answer, sole_error
+from tessella_p2p.bridge.errors import error_answer, sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
+from tessella_p2p.bridge.responses import logged_answer
 from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, Prepared, TokenScores
-
-_log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
-
-
-def logged_answer(error: TessellaError) -> ErrorAnswer:
-    """The answer to a request that ``error`` ended. Where it tells the client that this node's log says why, the log does."""
-    answer = error_answer(error)
-    if answer.status == INTERNAL:
-        _log.error("http_answer_failed", code=error.code, reason=str(error), exc_info=error)
-    return answer
 
 
 class Dialect(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,19 +11,19 @@ from starlette.types import ASGIApp
 
 from tessella_p2p import __version__
 from tessella_p2p.base.clock import SystemClock, WallClock
-from tessella_p2p.base.errors import LocalProtocolError, TessellaError, UnknownModel
+from tessella_p2p.base.errors import UnknownModel
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, SSE_PING_S
-from tessella_p2p.bridge.answering import GenerationEndpoint, logged_answer
-from tessella_p2p.bridge.answers import encoded
+from tessella_p2p.bridge.answering import GenerationEndpoint
 from tessella_p2p.bridge.chat import read_chat
-from tessella_p2p.bridge.errors import ErrorAnswer, error_answer, shaped_error
 from tessella_p2p.bridge.generate import read_generate
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
+from tessella_p2p.bridge.moved import moved_routes
 from tessella_p2p.bridge.node_view import NodeView, peer_json, status_json
+from tessella_p2p.bridge.responses import exception_handlers, json_response, logged_answer
 from tessella_p2p.entry.api import Entry
 
-_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+_ROUTES = frozenset({"/v1/chat/completions", "/v1/generate", "/v1/models", "/status", "/peers", "/metrics"})
 
 
 def create_app(
@@ -62,15 +61,12 @@ def create_app(
             Route("/status", surface.status),
             Route("/peers", surface.peers),
             Route("/metrics", surface.metrics),
+            *moved_routes(),
         ],
-        exception_handlers={
-            TessellaError: _on_tessella_error,
-            HTTPException: _on_http_exception,
-            Exception: _on_bug,
-        },
+        exception_handlers=exception_handlers(logged_answer),
     )
     app.router.redirect_slashes = False  # a redirect is no JSON, and an SDK would follow it with a GET
-    return Observed(BufferedBody(app, max_body_bytes, body_timeout_s), metrics)
+    return Observed(BufferedBody(app, max_body_bytes, body_timeout_s), metrics, _route_of)
 
 
 class _NodeSurface:
@@ -84,19 +80,21 @@ class _NodeSurface:
         self._started = started
 
     async def models(self, _: Request) -> Response:
-        return _json({"object": "list", "data": [self._model_object(model) for model in self._entry.model_ids()]})
+        return json_response(
+            {"object": "list", "data": [self._model_object(model) for model in self._entry.model_ids()]}
+        )
 
     async def model(self, request: Request) -> Response:
         model: str = request.path_params["model"]
         if model not in self._entry.model_ids():
             raise UnknownModel(f"the model {model!r} is not served here")
-        return _json(self._model_object(model))
+        return json_response(self._model_object(model))
 
     async def status(self, _: Request) -> Response:
-        return _json(status_json(self._node.status(), self._version, self._entry.model_ids()))
+        return json_response(status_json(self._node.status(), self._version, self._entry.model_ids()))
 
     async def peers(self, request: Request) -> Response:
-        return _json([peer_json(peer) for peer in self._node.peers(request.query_params.get("model_id"))])
+        return json_response([peer_json(peer) for peer in self._node.peers(request.query_params.get("model_id"))])
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -105,32 +103,8 @@ class _NodeSurface:
         return {"id": model, "object": "model", "created": self._started, "owned_by": "tessella"}
 
 
-def _json(value: object) -> Response:
-    return Response(encoded(value), media_type="application/json", headers={"cache-control": "no-store"})
-
-
-def _response(answer: ErrorAnswer) -> Response:
-    return Response(answer.json(), answer.status, answer.headers, media_type="application/json")
-
-
-async def _on_tessella_error(_: Request, error: Exception) -> Response:
-    if not isinstance(error, TessellaError):
-        raise error
-    return _response(logged_answer(error))
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    status = error.status_code
-    code = _HTTP_CODES.get(status, "invalid_request")
-    what = f"{request.method} {request.scope['path']}"
-    message = {404: f"there is nothing at {what}", 405: f"{what} is not answered; see the allow header"}.get(
-        status, error.detail
-    )
-    return _response(shaped_error(status, message, code, headers=error.headers))
-
-
-async def _on_bug(_: Request, __: Exception) -> Response:
-    """The answer to a request that met a bug; `Observed` logs the exception, which Starlette passes on to it."""
-    return _response(error_answer(LocalProtocolError()))
+def _route_of(path: str) -> str:
+    """The name under which a path is counted."""
+    if path in _ROUTES:
+        return path
+    return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"

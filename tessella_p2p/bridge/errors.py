@@ -15,6 +15,7 @@ from pydantic_core import to_json
 
 from tessella_p2p.base.errors import (
     InvalidRequest,
+    MalformedMessage,
     NoRoute,
     PromptTooLong,
     RemoteProtocolError,
@@ -27,6 +28,7 @@ _RETRY_AFTER_S: Mapping[str, int] = {NoRoute.code: int(HEARTBEAT_S)}
 _DEFAULT_RETRY_AFTER_S = 1
 _OPENAI_CODES: Mapping[str, str] = {PromptTooLong.code: "context_length_exceeded"}
 """Where OpenAI has a word of its own, on which clients act: it is theirs."""
+_BAD_REQUEST = 400
 _BAD_GATEWAY = 502
 INTERNAL = 500
 
@@ -44,16 +46,20 @@ class ErrorAnswer:
         return to_json(self.body)
 
 
-def error_answer(error: TessellaError) -> ErrorAnswer:
+def error_answer(error: TessellaError, *, of_client: bool = False) -> ErrorAnswer:
     """The answer to a request that ``error`` ended: the one place where errors become HTTP.
 
     What this node itself did wrong (status 500) keeps its code, and its message stays in the log: it may name files. A peer's broken
     rule is not the client's fault, so a `RemoteProtocolError` that reaches the client is a bad gateway, whatever status it has
-    between peers.
+    between peers; unless the client is that peer.
+
+    Args:
+        error: what ended the request.
+        of_client: whether the client itself speaks the protocol whose rule was broken: its envelope is the request.
     """
     status, message = error.http_status, str(error)
-    if isinstance(error, RemoteProtocolError):
-        status = _BAD_GATEWAY
+    if isinstance(error, RemoteProtocolError) and not (of_client and status < INTERNAL):
+        status = _BAD_REQUEST if of_client else _BAD_GATEWAY
     if status == INTERNAL:
         message = "this node failed to answer; its log says why"
     more: dict[str, Any] = {}
@@ -62,7 +68,7 @@ def error_answer(error: TessellaError) -> ErrorAnswer:
     if error.peer is not None:
         more["peer_id"] = error.peer
     headers = {"retry-after": str(_RETRY_AFTER_S.get(error.code, _DEFAULT_RETRY_AFTER_S))} if status == 503 else {}
-    param = error.param if isinstance(error, InvalidRequest) else None
+    param = error.param if isinstance(error, InvalidRequest | MalformedMessage) else None
     code = _OPENAI_CODES.get(error.code, error.code)
     return shaped_error(status, message, code, param=param, headers=headers, more=more)
 

@@ -26,17 +26,35 @@ class Outcome:
     code: str | None = None
 
 
-class BridgeMetrics:
-    """Counters of one app. Labels come from fixed sets, so that no request can make new series."""
+class HttpMetrics:
+    """What is counted of one app's requests. Labels come from fixed sets, so that no request can make new series."""
 
-    def __init__(self, node: NodeView) -> None:
-        self._registry = registry = CollectorRegistry()
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        """Further metrics of the app are registered here."""
         self._requests = Counter(
-            "tessella_http_requests", "HTTP requests answered", ("method", "route", "status"), registry=registry
+            "tessella_http_requests", "HTTP requests answered", ("method", "route", "status"), registry=self.registry
         )
         self._seconds = Histogram(
-            "tessella_http_request_seconds", "From head to end", ("route",), registry=registry, buckets=_SECONDS
+            "tessella_http_request_seconds", "From head to end", ("route",), registry=self.registry, buckets=_SECONDS
         )
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class BridgeMetrics(HttpMetrics):
+    """The counters of a node's app."""
+
+    def __init__(self, node: NodeView) -> None:
+        super().__init__()
+        registry = self.registry
         self._generating = Gauge("tessella_generations_in_flight", "Generations in flight", registry=registry)
         self._generations = Counter(
             "tessella_generations", "Generations, by how they ended", ("outcome",), registry=registry
@@ -44,11 +62,6 @@ class BridgeMetrics:
         self._tokens = Counter("tessella_tokens", "Tokens read and sampled", ("kind",), registry=registry)
         self._ttft = Histogram("tessella_ttft_seconds", "Time to the first token", registry=registry, buckets=_SECONDS)
         registry.register(_NodeCollector(node))
-
-    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one request."""
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
 
     @contextmanager
     def generating(self) -> Iterator[Outcome]:
@@ -76,10 +89,6 @@ class BridgeMetrics:
         self._tokens.labels("prompt").inc(len(end.prompt_ids))
         self._tokens.labels("answer").inc(len(end.token_ids))
         self._ttft.observe(end.ttft_ms / 1000)
-
-    def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format."""
-        return generate_latest(self._registry)
 
 
 class _NodeCollector(Collector):

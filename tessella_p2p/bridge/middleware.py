@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 import trio
 from starlette.datastructures import Headers
@@ -9,14 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES
 from tessella_p2p.bridge.errors import ErrorAnswer, shaped_error
-from tessella_p2p.bridge.metrics import BridgeMetrics
+from tessella_p2p.bridge.metrics import HttpMetrics
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 _MAX_PATH_CHARS = 256
 _CLIENT_LEFT = 499
 """nginx's status for a request whose client did not wait for the answer; it is logged, never sent."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_ROUTES = frozenset({"/v1/chat/completions", "/v1/generate", "/v1/models", "/status", "/peers", "/metrics"})
 _SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -25,11 +26,18 @@ _SECURITY_HEADERS = (
 
 
 class Observed:
-    """Logs and counts each request (never its body or query), adds the security headers, and is the end of every bug's way up."""
+    """Logs and counts each request (never its body or query), adds the security headers, and is the end of every bug's way up.
 
-    def __init__(self, app: ASGIApp, metrics: BridgeMetrics) -> None:
+    Args:
+        app: answers.
+        metrics: counts.
+        route_of: the name under which a path is counted; one of a fixed set, ``other`` for a path that is no route.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, route_of: Callable[[str], str]) -> None:
         self._app = app
         self._metrics = metrics
+        self._route_of = route_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on. Cancellation passes through, and is logged like a client's departure."""
@@ -43,7 +51,12 @@ class Observed:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *_SECURITY_HEADERS]}
+                headers = list(message.get("headers", ()))
+                own = {name for name, _ in headers}
+                message = {
+                    **message,
+                    "headers": [*headers, *(each for each in _SECURITY_HEADERS if each[0] not in own)],
+                }
             await send(message)
 
         try:
@@ -54,7 +67,7 @@ class Observed:
         finally:
             seconds = trio.current_time() - began
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._metrics.answered(method, _route_of(scope["path"]), status, seconds)
+            self._metrics.answered(method, self._route_of(scope["path"]), status, seconds)
             _log.info(
                 "http_request", method=method, path=_shown_path(scope), status=status, ms=round(seconds * 1000, 1)
             )
@@ -143,9 +156,3 @@ def _shown_path(scope: Scope) -> str:
     """The path as it was sent, percent-encoded: no control character reaches a log."""
     raw: bytes = scope.get("raw_path") or b""
     return raw[:_MAX_PATH_CHARS].decode("ascii", "replace")
-
-
-def _route_of(path: str) -> str:
-    if path in _ROUTES:
-        return path
-    return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
