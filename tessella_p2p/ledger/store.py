@@ -225,6 +225,12 @@ class LedgerStore:
         with self._environment.read() as transaction:
             return LedgerState(transaction).accounts.get(name)
 
+    def standing(self, peer: str) -> tuple[Account, bool]:
+        """The account of a peer, and whether the peer is on the blacklist."""
+        with self._environment.read() as transaction:
+            state = LedgerState(transaction)
+            return state.accounts.get(peer), state.blacklisted(peer) is not None
+
     def accounts(self, after: str = "", limit: int = _PAGE) -> list[Account]:
         """Up to ``limit`` accounts whose names follow ``after``."""
         with self._environment.read() as transaction:

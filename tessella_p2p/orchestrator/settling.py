@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 import trio
 
-from tessella_p2p.base.errors import StorageError
+from tessella_p2p.base.errors import Blacklisted, StorageError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import HEARTBEAT_S
 from tessella_p2p.ledger.evidence import SettlementTerms
+from tessella_p2p.ledger.store import Judged
+from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.grants import Grants, tier_of
 from tessella_p2p.wire import messages as m
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class LayersByRoot(Mapping[bytes, int]):
+    """How many layers each served model has: a view of the catalogue, which grows while the orchestrator runs."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+
+    def __getitem__(self, manifest_root: bytes) -> int:
+        model = self._catalogue.find(manifest_root)
+        if model is None:
+            raise KeyError(manifest_root)
+        return model.total_layers
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (model.manifest_root for model in self._catalogue.models())
+
+    def __len__(self) -> int:
+        return len(self._catalogue.models())
 
 
 class Settling:
@@ -30,6 +52,10 @@ class Settling:
         self._context = context
         self._grants = grants
         self._terms = terms
+        self.observers: list[Callable[[bytes, Judged], None]] = []
+        """Called with each proof and its answer, once that is durable; they may not block."""
+        self.foreign_balance: Callable[[PeerId], int] = lambda _: 0
+        """Micro-credits that a peer has with other orchestrators and that count here, towards its tier."""
 
     def handlers(self) -> Handlers:
         """What this part answers."""
@@ -47,12 +73,14 @@ class Settling:
 
     async def _grant(self, peer: PeerId, request: m.SessionGrant) -> m.OrchestratorAnswer:
         context = self._context
-        account = await context.run_blocking(lambda: context.store.account(peer))
+        account, blacklisted = await context.run_blocking(lambda: context.store.standing(peer))
+        if blacklisted:
+            raise Blacklisted(f"{peer} is on this orchestrator's blacklist")
         now_ms = context.clock.unix_ms()
         return self._grants.grant(
             peer,
             request,
-            micro_credits=account.micro_credits,
+            micro_credits=account.micro_credits + self.foreign_balance(peer),
             sequence=context.sequencer.next(m.TICKET, now_ms),
             now_ms=now_ms,
         )
@@ -61,7 +89,7 @@ class Settling:
         context = self._context
         now_ms = context.clock.unix_ms()
         judged = await context.run_blocking(lambda: context.store.settle(request.proofs, self._terms, now_ms))
-        for one in judged:
+        for raw, one in zip(request.proofs, judged, strict=True):
             context.outcomes[f"proof:{one.settled.status}"] += 1
             _LOG.log(
                 logging.INFO if one.settled.status in ("settled", "duplicate") else logging.WARNING,
@@ -73,13 +101,16 @@ class Settling:
                 code=one.settled.code,
                 reason=one.settled.reason,
             )
+            for observer in self.observers:
+                observer(raw, one)
         return m.WorkSettled(results=tuple(one.settled for one in judged))
 
     async def _credits(self, peer: PeerId, _: m.ReadCredits) -> m.OrchestratorAnswer:
         store = self._context.store
         account = await self._context.run_blocking(lambda: store.account(peer))
+        micro_credits = account.micro_credits + self.foreign_balance(peer)
         return m.Credits(
-            micro_credits=account.micro_credits,
-            tier=tier_of(account.micro_credits),
+            micro_credits=micro_credits,
+            tier=tier_of(micro_credits),
             settled_proofs=account.settled_proofs,
         )
