@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.entry.plan import EntryContext, SessionPlan, Token, prefill_chunk, tail_history
 from tessella_p2p.entry.routes import Route
+from tessella_p2p.stages.digest import RunningDigest
 from tessella_p2p.stages.faults import error_of
 from tessella_p2p.stages.frame_link import FrameLink
 from tessella_p2p.stages.opening import open_hash, seal_capability, verify_capability
@@ -68,7 +68,7 @@ class Chain:
         self._head: FrameLink | None = None
         self._tokens: FrameLink | None = None
         self._opened = b""
-        self._digest = hashlib.blake2b(key=plan.digest_key, digest_size=32)
+        self._digest: RunningDigest  # from the open on: it begins with the open's hash
         self._received = 0  # positions that the tail has answered for
         self._receipted = 0
         self._sent = _Sent()
@@ -105,6 +105,7 @@ class Chain:
         """
         envelope, capability = self._seal_open(ids)
         self._opened = open_hash(envelope)
+        self._digest = RunningDigest(self._plan.digest_key, self._opened)
         head = self.route.stages[0].peer_id
         self._context.network.add_addresses(head, self.route.stages[0].addresses)  # its own word, out of its record
         try:
@@ -299,7 +300,7 @@ class Chain:
         except RemoteProtocolError as error:
             raise error.blame(self.tail) from None
         wall_us = int((trio.current_time() - self._sent.at) * 1e6)
-        self._digest.update(frame.body[:TOKEN_ID_BYTES])
+        self._digest.update_draw(frame.position, frame.body[:TOKEN_ID_BYTES])
         self._received = frame.position
         self._sent.asked, self._sent.chunks = None, 0
         if self.ended.is_set():

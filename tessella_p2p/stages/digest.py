@@ -7,25 +7,33 @@ import hashlib
 from tessella_p2p.stages.engine import Buffer
 
 DIGEST_BYTES = 32
+_DRAW_BYTES = 4
 
 
 class RunningDigest:
     """BLAKE2b-256 (RFC 7693) under a session's digest key, over row after row; how the rows were cut into steps leaves no trace.
 
-    It is keyed because a plain digest of one embedding row is inverted by trying every token.
+    It is keyed because a plain digest of one embedding row is inverted by trying every token. It begins with the hash of the
+    chain-open, so whoever signs a digest signs for what the entry asked for as well: an entry that signed two opens for one session
+    can show an auditor no other sampling, route or key than the stage saw.
 
     Args:
         key: the session's 32-byte digest key.
+        opened: SHA-256 of the chain-open envelope, `opening.open_hash`.
     """
 
     __slots__ = ("_hash",)
 
-    def __init__(self, key: bytes) -> None:
-        self._hash = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES)
+    def __init__(self, key: bytes, opened: bytes) -> None:
+        self._hash = hashlib.blake2b(opened, key=key, digest_size=DIGEST_BYTES)
 
     def update(self, rows: Buffer) -> None:
         """Append the bytes of whole rows."""
         self._hash.update(rows)
+
+    def update_draw(self, position: int, token: Buffer) -> None:
+        """Append a tail's output: the ``position`` that it drew for, and the token id's four bytes, both u32 little-endian."""
+        self._hash.update(position.to_bytes(_DRAW_BYTES, "little") + bytes(token))
 
     def digest(self) -> bytes:
         """32 bytes for all that was appended so far; more may follow."""

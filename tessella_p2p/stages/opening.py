@@ -62,6 +62,11 @@ class Opening:
         return (SessionId(self.body.session), self.body.epoch)
 
     @property
+    def opened(self) -> bytes:
+        """The hash of the chain-open."""
+        return open_hash(self.envelope.raw)
+
+    @property
     def cache_scope(self) -> bytes:
         """Whose cached prefixes the session may use here: the entry's own scopes, each apart; empty for none."""
         if not self.body.cache_scope:

@@ -48,11 +48,12 @@ class WorkMeter:
 
     Args:
         digest_key: the session's digest key.
+        opened: the hash of the chain-open; see `digest.RunningDigest`.
     """
 
-    def __init__(self, digest_key: bytes) -> None:
-        self._input = RunningDigest(digest_key)
-        self._output = RunningDigest(digest_key)
+    def __init__(self, digest_key: bytes, opened: bytes) -> None:
+        self._input = RunningDigest(digest_key, opened)
+        self._output = RunningDigest(digest_key, opened)
         self._arrived: deque[tuple[int, bytes]] = deque()
         self._input_marks: deque[bytes] = deque()
         self._unconfirmed: deque[Boundary] = deque()
@@ -105,7 +106,7 @@ class WorkMeter:
             done += part
             self.positions += part
             if done == rows and is_token:
-                self._output.update(outputs)
+                self._output.update_draw(end, outputs)
             if self.positions % DIGEST_MARK_POSITIONS == 0:
                 mark = m.DigestMark(
                     positions=self.positions, input=self._input_marks.popleft(), output=self._output.digest()

@@ -88,7 +88,7 @@ class StageSession:
         self._predecessors = tuple(predecessors)
         self._key = SessionKey(*opening.key)
         self._intake = StepIntake.for_engine(stage.engine, opening.body.max_positions, opening.index)
-        self._meter = WorkMeter(opening.body.digest_key)
+        self._meter = WorkMeter(opening.body.digest_key, opening.opened)
         self._sampler: TokenSampler | None = None
         self._steps: deque[_Waiting] = deque()
         self._in_turn: _Waiting | None = None  # with the stage, or its output waits for room

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -35,6 +35,13 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
+def digest_of(session: RawSession, tokens: Sequence[int]) -> bytes:
+    """What an entry signs for: the open, then each token behind the position that it was drawn for."""
+    drawn = b"".join(number.to_bytes(4, "little") for pair in enumerate(tokens, HERE) for number in pair)
+    opened = hashlib.sha256(session.opened.open).digest()
+    return hashlib.blake2b(opened + drawn, key=session.body.digest_key, digest_size=32).digest()
+
+
 async def test_an_honest_tail_is_believed_signed_for_and_closed(clock: VirtualClock) -> None:
     async with entry_world(clock, [WHOLE]) as world:
         asked = world.ask(3)
@@ -47,9 +54,7 @@ async def test_an_honest_tail_is_believed_signed_for_and_closed(clock: VirtualCl
         receipt = open_envelope(
             bytes(signed.body), m.RECEIPT, now_ms=None, audience=session.stage.peer.peer_id, signer=ENTRY_KEY.peer_id
         ).message(m.ReceiptBody)
-        ids = b"".join(token.to_bytes(4, "little") for token in (7, 8, 9))
-        digest = hashlib.blake2b(ids, key=session.body.digest_key, digest_size=32).digest()
-        assert (receipt.positions, receipt.digest) == (HERE + 2, digest)
+        assert (receipt.positions, receipt.digest) == (HERE + 2, digest_of(session, [7, 8, 9]))
         await asked.done.wait()
         assert asked.token_ids == [7, 8, 9]
         assert asked.finished is not None
@@ -150,8 +155,7 @@ async def test_wrong_logprobs_cost_the_tail_its_session_and_right_ones_reach_the
         receipt = open_envelope(
             bytes(signed.body), m.RECEIPT, now_ms=None, audience=honest.peer.peer_id, signer=ENTRY_KEY.peer_id
         ).message(m.ReceiptBody)
-        ids_alone = hashlib.blake2b((7).to_bytes(4, "little"), key=again.body.digest_key, digest_size=32).digest()
-        assert receipt.digest == ids_alone
+        assert receipt.digest == digest_of(again, [7]), "of ids alone"
         await asked.done.wait()
         assert asked.error is None
         assert asked.token_ids == [7]
@@ -364,8 +368,7 @@ async def test_the_token_that_is_on_its_way_when_the_client_leaves_is_signed_for
                 bytes(signed.body), m.RECEIPT, now_ms=None, audience=session.stage.peer.peer_id
             ).message(m.ReceiptBody)
             positions.append(body.positions)
-        ids = b"".join(token.to_bytes(4, "little") for token in (7, 8))
-        assert body.digest == hashlib.blake2b(ids, key=session.body.digest_key, digest_size=32).digest()
+        assert body.digest == digest_of(session, [7, 8])
         assert await tokens.ended()
         assert not world.failures()
 

@@ -16,13 +16,13 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import ClockSequencer, encode_message
 from tests.stages.openings import NOW, STAGES, STRANGER, sealed, ticket
 
-KEY, SESSION = b"k" * 32, b"s" * 16
+KEY, SESSION, OPENED = b"k" * 32, b"s" * 16, b"o" * 32
 SENDER, RECEIVER = STAGES[0], STAGES[1]
 ROW, OUT = 8, 12  # bytes of a row that comes in, and of one that goes out
 
 
 def keyed(data: bytes) -> bytes:
-    return hashlib.blake2b(data, key=KEY, digest_size=32).digest()
+    return hashlib.blake2b(OPENED + data, key=KEY, digest_size=32).digest()
 
 
 def rows(count: int, width: int, salt: int = 0) -> bytes:
@@ -49,7 +49,7 @@ def worked(steps: list[int]) -> tuple[WorkMeter, bytes, bytes]:
     """A meter after steps of so many rows, and all that came in and went out."""
     total = sum(steps)
     inputs, outputs = rows(total, ROW), rows(total, OUT, 7)
-    meter, at = WorkMeter(KEY), 0
+    meter, at = WorkMeter(KEY, OPENED), 0
     for count in steps:
         meter.receive(count, inputs[at * ROW : (at + count) * ROW])
         meter.finish(outputs[at * OUT : (at + count) * OUT], compute_us=5)
@@ -91,7 +91,7 @@ def test_receipts_for_any_step_ends_confirm_exactly_so_far(steps: list[int], dat
 
 
 def test_rows_are_signed_for_when_they_arrive_not_when_they_are_computed() -> None:
-    meter = WorkMeter(KEY)
+    meter = WorkMeter(KEY, OPENED)
     meter.receive(3, rows(3, ROW))
     meter.receive(2, rows(2, ROW, 9))
     assert meter.input_receipt() == (5, keyed(rows(3, ROW) + rows(2, ROW, 9)))
@@ -99,13 +99,13 @@ def test_rows_are_signed_for_when_they_arrive_not_when_they_are_computed() -> No
 
 
 def test_a_tails_output_is_its_tokens_and_a_step_without_one_waits_for_no_receipt() -> None:
-    meter = WorkMeter(KEY)
+    meter = WorkMeter(KEY, OPENED)
     meter.receive(300, rows(300, ROW))
     meter.finish(b"")
     assert meter.unconfirmed_steps == 0, "an entry signs for tokens: it has nothing to sign before the first one"
     meter.receive(4, rows(4, ROW))
     meter.finish(b"\x01\x00\x00\x00", is_token=True)
-    confirm(meter, receipt(304, keyed(b"\x01\x00\x00\x00")))
+    confirm(meter, receipt(304, keyed(b"\x30\x01\x00\x00\x01\x00\x00\x00")))
     assert meter.confirmed is not None
     assert [mark.output for mark in meter.marks()] == [keyed(b"")]
 
@@ -154,7 +154,7 @@ def test_an_older_receipt_changes_nothing_and_a_flood_of_them_is_refused() -> No
 
 
 def test_a_receiver_that_signs_for_nothing_is_not_worked_for_without_end() -> None:
-    meter = WorkMeter(KEY)
+    meter = WorkMeter(KEY, OPENED)
     for _ in range(MAX_UNCONFIRMED_STEPS):
         meter.receive(1, b"x")
         meter.finish(b"y")
@@ -164,7 +164,7 @@ def test_a_receiver_that_signs_for_nothing_is_not_worked_for_without_end() -> No
 
 
 def test_the_longest_sessions_marks_fit_into_a_proof_and_are_also_a_neighbours() -> None:
-    meter, at = WorkMeter(KEY), 0
+    meter, at = WorkMeter(KEY, OPENED), 0
     chunk = 1 << 16
     body = bytes(chunk)
     ends = []
@@ -173,7 +173,7 @@ def test_the_longest_sessions_marks_fit_into_a_proof_and_are_also_a_neighbours()
         meter.finish(body)
         at += chunk
         ends.append(at)
-    digest = hashlib.blake2b(key=KEY, digest_size=32)
+    digest = hashlib.blake2b(OPENED, key=KEY, digest_size=32)
     signed: list[bytes] = []
     for end in ends:
         digest.update(body)

@@ -155,6 +155,15 @@ class HostileMesh:
     def expected(self, num_tokens: int, prompt: Sequence[int] = PROMPT) -> tuple[int, ...]:
         return self.mesh.expected(prompt, num_tokens)
 
+    def digest(self, body: m.ChainOpen, rows: bytes) -> bytes:
+        """What a receiver of ``rows`` signs for."""
+        return keyed(rows, self.entry.opened[body.session])
+
+    def token_digest(self, body: m.ChainOpen, tokens: Sequence[int], first: int = len(PROMPT)) -> bytes:
+        """What an entry signs for: tokens, the first of them drawn for position ``first``."""
+        drawn = (n.to_bytes(4, "little") for pair in enumerate(tokens, first) for n in pair)
+        return self.digest(body, b"".join(drawn))
+
     def held(self) -> list[int]:
         return [held(node) for node in self.stages]
 
@@ -165,15 +174,8 @@ class HostileMesh:
         await eventually(lambda: self.held() == [0, 0, 0])
 
 
-def token_digest(tokens: Sequence[int]) -> bytes:
-    """What an entry signs for."""
-    return hashlib.blake2b(
-        b"".join(token.to_bytes(4, "little") for token in tokens), key=DIGEST_KEY, digest_size=32
-    ).digest()
-
-
-def keyed(data: bytes) -> bytes:
-    return hashlib.blake2b(data, key=DIGEST_KEY, digest_size=32).digest()
+def keyed(data: bytes, opened: bytes = b"") -> bytes:
+    return hashlib.blake2b(opened + data, key=DIGEST_KEY, digest_size=32).digest()
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork
 from tessella_p2p.net.network import Stream
 from tessella_p2p.stages.frame_link import FrameReader
-from tessella_p2p.stages.opening import seal_capability
+from tessella_p2p.stages.opening import open_hash, seal_capability
 from tessella_p2p.stages.work import seal_receipt
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
@@ -71,6 +71,8 @@ class RawPeer:
     network: MemoryNetwork
     clock: WallClock
     sequencer: ClockSequencer = field(default_factory=ClockSequencer)
+    opened: dict[bytes, bytes] = field(default_factory=dict)
+    """The hash of the newest open of each session: what its digests begin with."""
 
     def __post_init__(self) -> None:
         self._inbound = {
@@ -106,6 +108,7 @@ class RawPeer:
     def open_frame(self, body: m.ChainOpen) -> Frame:
         """The OPEN of a chain that this peer is the entry of."""
         envelope = self.seal(m.CHAIN_OPEN, body)
+        self.opened[body.session] = open_hash(envelope)
         capability = seal_capability(self.key, body, envelope, sequence=1, now_ms=self.clock.unix_ms(), ttl_ms=60_000)
         return Frame(
             Kind.OPEN,

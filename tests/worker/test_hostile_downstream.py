@@ -26,7 +26,6 @@ from tests.worker.hostile_mesh import (
     hostile_mesh,
     keyed,
     pass_time,
-    token_digest,
 )
 from tests.worker.raw_peer import RawPeer, RawStream, close_frame, damaged, error_frame, ids_step, raw_peer, rows_step
 
@@ -51,7 +50,7 @@ class Watched:
     """What the head sent."""
 
     def receipt(self, positions: int = len(PROMPT), digest: bytes | None = None) -> Frame:
-        signed = keyed(self.rows[: positions * 32]) if digest is None else digest
+        signed = self.mesh.digest(self.body, self.rows[: positions * 32]) if digest is None else digest
         return self.next_stage.receipt(self.body, self.mesh.head.peer_id, positions, signed)
 
     async def fails_with(self, code: str, fault_of: str | None = None) -> None:
@@ -111,7 +110,9 @@ async def test_a_receipt_for_other_rows_drops_the_receiver_and_blames_it(tmp_pat
 
 async def test_a_receipt_of_somebody_else_drops_the_receiver(tmp_path: Path, clock: VirtualClock) -> None:
     async with watched(tmp_path, clock) as seen:
-        forged = seen.mesh.entry.receipt(seen.body, seen.mesh.head.peer_id, len(PROMPT), keyed(seen.rows))
+        forged = seen.mesh.entry.receipt(
+            seen.body, seen.mesh.head.peer_id, len(PROMPT), seen.mesh.digest(seen.body, seen.rows)
+        )
         await seen.down.send(forged)
         await seen.fails_with("invalid_signature")
 
@@ -240,7 +241,7 @@ async def test_an_entry_that_signs_for_other_tokens_is_dropped(tmp_path: Path, c
         hop, body = await mesh.to_head(), mesh.body()
         tokens = await mesh.begin(hop, body)
         await tokens.receive(Kind.TOKEN)
-        lie = mesh.entry.receipt(body, mesh.tail.peer_id, len(PROMPT), token_digest([1023]))
+        lie = mesh.entry.receipt(body, mesh.tail.peer_id, len(PROMPT), mesh.token_digest(body, [1023]))
         await tokens.send(lie)
         said = await hop.error()
         assert (said.code, said.fault_of) == ("remote_protocol_error", mesh.entry.peer_id)
@@ -266,7 +267,7 @@ async def test_a_tail_proves_what_the_entry_signed_for_at_the_end(tmp_path: Path
         await hop.send(close_frame(body))
         await tokens.receive(Kind.CLOSE)
         positions = len(PROMPT) + 3
-        await tokens.send(mesh.entry.receipt(body, mesh.tail.peer_id, positions, token_digest(found)))
+        await tokens.send(mesh.entry.receipt(body, mesh.tail.peer_id, positions, mesh.token_digest(body, found)))
 
         def credits_of_each() -> list[int]:
             return [mesh.mesh.store.account(node.peer_id).micro_credits for node in mesh.stages]

@@ -17,7 +17,7 @@ from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import decode_message
 from tessella_p2p.wire.frames import DType, Frame, Kind, TraceEntry, encode_frame
-from tests.worker.hostile_mesh import PROMPT, eventually, hostile_mesh, pass_time, token_digest
+from tests.worker.hostile_mesh import PROMPT, eventually, hostile_mesh, pass_time
 from tests.worker.raw_peer import close_frame, damaged, ids_step, raw_peer, rows_step
 
 
@@ -345,7 +345,8 @@ async def test_a_tail_sends_logprobs_where_they_are_asked_for_and_its_receipts_r
         assert scored[0] == scored[1], "greedy: the likeliest one"
         assert scored[0][0] == mesh.expected(1)[0]
         assert 0.0 >= scored[1][1] >= scored[2][1]
-        await tokens.send(mesh.entry.receipt(body, mesh.tail.peer_id, frame.position, token_digest(mesh.expected(1))))
+        digest = mesh.token_digest(body, mesh.expected(1))
+        await tokens.send(mesh.entry.receipt(body, mesh.tail.peer_id, frame.position, digest))
         await hop.send(ids_step(body, frame.position, mesh.expected(1), sample=True))
         again = await tokens.receive(Kind.TOKEN)
         assert int.from_bytes(again.body[:4], "little") == mesh.expected(2)[1], "the receipt was accepted"

@@ -24,7 +24,7 @@ from tests.stages.openings import ENTRY, NOW, ORCHESTRATOR, STAGES, opened, tick
 from tests.worker.hostile_mesh import keyed, pass_time
 
 T = TypeVar("T")
-SESSION = b"s" * 16
+SESSION, OPENED = b"s" * 16, b"o" * 32
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def disk(folder: Path, clock: VirtualClock) -> AsyncIterator[tuple[Disk, P
 
 
 def confirmed_meter() -> WorkMeter:
-    meter = WorkMeter(b"k" * 32)
+    meter = WorkMeter(b"k" * 32, OPENED)
     meter.receive(3, bytes(12))
     meter.finish(bytes(96))
     receipt = m.ReceiptBody(
@@ -65,7 +65,7 @@ def confirmed_meter() -> WorkMeter:
         epoch=0,
         sender=STAGES[0].peer_id,
         positions=3,
-        digest=keyed(bytes(96)),
+        digest=keyed(bytes(96), OPENED),
     )
     meter.confirm(
         seal_receipt(receipt, STAGES[1], ClockSequencer(), NOW),
@@ -87,7 +87,8 @@ async def test_a_proof_says_what_was_confirmed_under_the_lease_of_the_open(tmp_p
         envelope = open_envelope(pending.envelope, m.PROOF, now_ms=None, audience=ORCHESTRATOR.peer_id)
         proof = envelope.message(m.Proof)
         assert envelope.signer == STAGES[0].peer_id
-        assert (proof.positions, proof.input_digest, proof.output_digest) == (3, keyed(bytes(12)), keyed(bytes(96)))
+        digests = (keyed(bytes(12), OPENED), keyed(bytes(96), OPENED))
+        assert (proof.positions, proof.input_digest, proof.output_digest) == (3, *digests)
         assert (proof.lease, proof.layers, proof.upstream) == (b"the lease in force", (0, 2), ENTRY.peer_id)
 
 

@@ -61,7 +61,7 @@ class Ticket(Message):
 class ReceiptBody(Message):
     """What a receiver got from a stage. Domain `RECEIPT`, audience the sender; the signer is the receiver.
 
-    ``digest`` runs over the rows of positions ``[0, positions)`` (or, from a tail, over its token ids as u32).
+    ``digest`` runs over the chain-open and the rows of positions ``[0, positions)``, or a tail's draws; see `stages.digest`.
     """
 
     request_id: RequestName
