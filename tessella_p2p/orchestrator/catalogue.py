@@ -19,6 +19,12 @@ class Catalogue:
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._by_root = {model.manifest_root: model for model in models}
         self._by_name = {model.model_id: model for model in self._by_root.values()}
+        self._layers = {root: model.total_layers for root, model in self._by_root.items()}
+
+    @property
+    def total_layers(self) -> Mapping[bytes, int]:
+        """The layers of each root, also of one that was replaced: a view that follows what is published."""
+        return MappingProxyType(self._layers)
 
     def models(self) -> tuple[ServedModel, ...]:
         """The newest manifest of each model, in the order in which the models came."""
@@ -82,3 +88,4 @@ class Catalogue:
         if retired is not None:
             del self._by_root[retired]  # as the newest of a name only where this one has the same
         self._by_root[model.manifest_root] = self._by_name[model.model_id] = model
+        self._layers[model.manifest_root] = model.total_layers

@@ -43,7 +43,7 @@ from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.operating import Operating
 from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.orchestrator.reading import Reading
-from tessella_p2p.orchestrator.settling import LayersByRoot, Settling
+from tessella_p2p.orchestrator.settling import Settling
 from tessella_p2p.orchestrator.terms import ServedModel
 from tessella_p2p.orchestrator.topology import Topology
 from tessella_p2p.wire import messages as m
@@ -112,7 +112,7 @@ class Orchestrator:
         """The allow-list; it may be replaced while the orchestrator runs."""
         self._guard = ReplayGuard()
         self.catalogue = Catalogue(models)
-        layers = LayersByRoot(self.catalogue)
+        layers = self.catalogue.total_layers
         settlement = SettlementTerms(key.peer_id, layers)
         if issuance_per_day is not None:
             settlement = SettlementTerms(key.peer_id, layers, issuance_per_day)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 import structlog
 import trio
@@ -13,31 +13,11 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import HEARTBEAT_S
 from tessella_p2p.ledger.evidence import SettlementTerms
 from tessella_p2p.ledger.store import Judged
-from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.grants import Grants, tier_of
 from tessella_p2p.wire import messages as m
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-class LayersByRoot(Mapping[bytes, int]):
-    """How many layers each served model has: a view of the catalogue, which grows while the orchestrator runs."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-
-    def __getitem__(self, manifest_root: bytes) -> int:
-        model = self._catalogue.find(manifest_root)
-        if model is None:
-            raise KeyError(manifest_root)
-        return model.total_layers
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (model.manifest_root for model in self._catalogue.models())
-
-    def __len__(self) -> int:
-        return len(self._catalogue.models())
 
 
 class Settling:
