@@ -21,6 +21,7 @@
     │   ├── InvalidRequest      a value that is not accepted
     │   ├── UnknownModel        a model nobody here serves
     │   ├── NoRoute             no ready stages cover every layer
+    │   ├── OrchestratorUnreachable     an entry without its orchestrator for longer than its grace
     │   ├── Overloaded          a node at one of its limits
     │   │   └── TooManyHopBodies    a stage with as many sessions as it serves: full, not broken
     │   ├── HopBodyTooLarge     a prompt whose hidden states do not fit into one hop
@@ -174,6 +175,10 @@ class NoRoute(RefusalError):
     def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
         super().__init__(message)
         self.missing = missing
+
+
+class OrchestratorUnreachable(RefusalError):
+    code = "orchestrator_unreachable"
 
 
 class Overloaded(RefusalError):

@@ -94,9 +94,10 @@ class OrchestratorClient:
             raise RemoteProtocolError(f"the orchestrator answered {body.kind} with {got.kind}").blame(self.orchestrator)
         return got
 
-    async def follow(self, request: Subscribe, take: Callable[[Stages], None]) -> NoReturn:
+    async def follow(self, request: Subscribe, take: Callable[[Stages | Acknowledged], None]) -> NoReturn:
         """Subscribe to a model's topology, and give ``take`` what comes: at first the whole list, then what is news, now and then the
-        whole list again. It ends with an error, however long that takes. A cancellation resets the stream.
+        whole list again, and `Acknowledged` when there is nothing new. It ends with an error, however long that takes. A
+        cancellation resets the stream.
 
         Raises:
             DialError, StreamReset, HopTimeout: the orchestrator cannot be reached, or is gone: nothing came for `TOPOLOGY_SILENCE_S`.
@@ -116,12 +117,9 @@ class OrchestratorClient:
                     if envelope.sequence <= newest:
                         raise Replayed(f"{self.orchestrator} told its news again").blame(self.orchestrator)
                     newest = envelope.sequence
-                    if isinstance(body, Stages):
-                        take(body)
-                    elif not isinstance(body, Acknowledged):
-                        raise RemoteProtocolError(f"the orchestrator told its news with {body.kind}").blame(
-                            self.orchestrator
-                        )
+                    if not isinstance(body, Stages | Acknowledged):
+                        raise RemoteProtocolError(f"a topology stream that brings {body.kind}").blame(self.orchestrator)
+                    take(body)
             finally:
                 with trio.CancelScope(shield=True):
                     await stream.reset()

@@ -1,0 +1,88 @@
+"""Who goes next when not everybody can: a weighted fair queue over the tiers (pure).
+
+Each tier has a line of its own, first come, first served. While several lines wait, places are shared by weight (stride scheduling:
+C. Waldspurger and W. Weihl, 1995): of 21 places VIP gets 16, Standard 4 and Leech 1. A line that was empty saves nothing up, and owes
+nothing. So nobody starves, and nobody who waits alone is held up.
+
+What is promised, for the item at ``place`` (from 0) of a line whose share is one place in ``k``, whatever comes after it: it is taken
+within the next ``k * (place + 1) + LATE`` takes. `tests/stages/test_tier_queue.py` looks for counterexamples.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final, Generic, TypeVar
+
+from tessella_p2p.base.errors import Overloaded
+from tessella_p2p.wire.messages import Tier
+
+T = TypeVar("T")
+
+SHARES: Final[Mapping[Tier, int]] = {"VIP": 16, "Standard": 4, "Leech": 1}
+"""Places out of their sum. The higher tier comes first in it, and goes first of two whose turn it is."""
+TOTAL_SHARES: Final = sum(SHARES.values())
+LATE: Final = TOTAL_SHARES
+"""How many places a line may be behind its share."""
+_STRIDES: Final[Mapping[Tier, int]] = {tier: max(SHARES.values()) // share for tier, share in SHARES.items()}
+
+
+class TierQueue(Generic[T]):
+    """Items that wait, by tier.
+
+    Args:
+        max_waiting: of each tier; so a crowd of one tier takes no room of another.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._lines: dict[Tier, deque[T]] = {tier: deque() for tier in SHARES}
+        self._passes: dict[Tier, int] = dict.fromkeys(SHARES, 0)  # the line with the lowest is next
+        self._now = 0  # the pass of whoever was taken last
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[T]:
+        for line in self._lines.values():
+            yield from line
+
+    def num_waiting(self, tier: Tier) -> int:
+        """Items of one tier."""
+        return len(self._lines[tier])
+
+    def put(self, item: T, tier: Tier) -> None:
+        """Wait behind the others of the tier.
+
+        Raises:
+            Overloaded: the line is full.
+        """
+        line = self._lines[tier]
+        if len(line) >= self._max_waiting:
+            raise Overloaded(f"{len(line)} of tier {tier} wait already; try again later")
+        if not line:
+            self._passes[tier] = max(self._passes[tier], self._now)
+        line.append(item)
+
+    def put_back(self, item: T, tier: Tier) -> None:
+        """Return what was taken just now, as if it had not been."""
+        self._passes[tier] -= _STRIDES[tier]
+        self._now = self._passes[tier]
+        self._lines[tier].appendleft(item)
+
+    def take(self) -> T | None:
+        """Whose turn it is; None when nobody waits."""
+        tier = min((tier for tier, line in self._lines.items() if line), key=self._passes.__getitem__, default=None)
+        if tier is None:
+            return None
+        self._now = self._passes[tier]
+        self._passes[tier] += _STRIDES[tier]
+        return self._lines[tier].popleft()
+
+    def drop(self, item: T) -> bool:
+        """Wait no longer; whether the item did."""
+        for line in self._lines.values():
+            if item in line:
+                line.remove(item)
+                return True
+        return False
