@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from tessella_p2p.base.errors import Overloaded, UnknownModel
 from tessella_p2p.base.limits import MAX_SERVED_MODELS
@@ -23,7 +24,7 @@ class Catalogue:
 
     @property
     def total_layers(self) -> Mapping[bytes, int]:
-        """The layers of each root, also of one that was replaced: a view that follows what is published."""
+        """The layers of each root, also of one that was retired: its proofs settle later. A view that follows what is published."""
         return MappingProxyType(self._layers)
 
     def models(self) -> tuple[ServedModel, ...]:
