@@ -401,3 +401,28 @@ TRUST_LIMIT_CREDITS = 1_000
 """Credits of one identity that count here at most, of those that one other orchestrator says it has."""
 ORCHESTRATOR_PROBE_S = 10.0
 """How often a node looks whether an orchestrator that failed it answers again."""
+
+# Audits
+AUDIT_SHARE = 0.02
+"""Share of all settled proofs that are recomputed."""
+AUDIT_RECHECK_SHARE = 0.1
+"""Share of the audits in which a second auditor is asked although the first one found nothing."""
+AUDIT_QUORUM = 2
+"""Workers that have to give the same answer before another answer is a lie."""
+MAX_AUDITORS = 5
+"""Auditors that one audit hears, at most."""
+MAX_AUDITORS_ASKED = 12
+"""Auditors that one audit asks, those included that decline or cannot be reached."""
+MAX_AUDIT_POSITIONS = 32_768
+"""An audit recomputes no more: of a longer session its first part."""
+MAX_OPEN_AUDITS = 64
+"""Audits that one orchestrator has under way; and as many wait."""
+AUDIT_REPORT_S = 60.0
+AUDIT_REPORT_PER_POSITION_S = 0.02
+"""How long an auditor has for its report: so long, and so much longer for each position."""
+MIN_PENALTY_CREDITS = 10
+"""What a lie costs at least."""
+BLACKLIST_AFTER_FAILED = 2
+"""Failed audits of one peer after which it is excluded: a first one may be a machine's fault, a second one is a habit."""
+MAX_TOLERANCES = 256
+"""Pairs of recipes whose tolerance was measured."""
