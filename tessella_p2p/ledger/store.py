@@ -279,13 +279,16 @@ class LedgerStore:
 
     # ---- What is not accounted for ----
 
-    def keep_model(self, root: bytes, row: bytes) -> None:
-        """Keep what was published of a model, by its manifest root, in place of what was kept before.
+    def keep_model(self, root: bytes, row: bytes | None) -> None:
+        """Keep what was published of a model, by its manifest root, in place of what was kept before; None: forget it.
 
         Raises:
             StorageError: also when `MAX_SERVED_MODELS` others are kept.
         """
         with self._environment.write() as transaction:
+            if row is None:
+                transaction.delete(_MODELS, root)
+                return
             if transaction.get(_MODELS, root) is None and transaction.count(_MODELS) >= MAX_SERVED_MODELS:
                 raise StorageError(f"{MAX_SERVED_MODELS} models are kept already")
             transaction.put(_MODELS, root, row)

@@ -171,7 +171,7 @@ def configure_logging(level: str = "info", form: str = "auto", stream: TextIO | 
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    logging.getLogger("tessella_p2p").setLevel(level.upper())
+    set_log_level(level)
     logging.captureWarnings(True)
     structlog.configure(
         processors=[
@@ -183,3 +183,8 @@ def configure_logging(level: str = "info", form: str = "auto", stream: TextIO | 
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def set_log_level(level: str) -> None:
+    """Let our own loggers speak at ``level`` from now on."""
+    logging.getLogger("tessella_p2p").setLevel(level.upper())

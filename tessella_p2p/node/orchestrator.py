@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import random
 from contextlib import closing
+from functools import partial
 
 import trio
 
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
 from tessella_p2p.dht.service import Discovery
+from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.node.artifacts import open_artifact
 from tessella_p2p.node.config import OrchestratorConfig
 from tessella_p2p.node.keystore import held_key
+from tessella_p2p.node.log import set_log_level
 from tessella_p2p.node.model_terms import model_terms
+from tessella_p2p.node.reload import Reread, reload_on_hangup
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
+from tessella_p2p.orchestrator.operator_log import FILE_NAME as OPERATOR_LOG
+from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.orchestrator.service import Orchestrator
 from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
 from tessella_p2p.orchestrator.terms import ServedModel as OrchestratedModel
 from tessella_p2p.wire.envelope import ClockSequencer
 
 
-async def run_orchestrator(config: OrchestratorConfig) -> None:
+async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = None) -> None:
     """Admit, split, mint and settle, until told to leave. Everything acknowledged is in the ledger by then.
+
+    Args:
+        config: its settings.
+        reread: reads them again, at a SIGHUP; None leaves that signal alone.
 
     Raises:
         ConfigurationError, ArtifactError, StorageError: what the node cannot start without.
     """
     config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with held_key(config.keypair_path) as key, closing(LedgerStore(config.data_dir / "ledger")) as store:
+    with (
+        held_key(config.keypair_path) as key,
+        closing(LedgerStore(config.data_dir / "ledger")) as store,
+        closing(OperatorLog(config.data_dir / OPERATOR_LOG)) as operator_log,
+    ):
         artifact = await open_artifact(config, config.models_dir)
         with artifact:
             model = _orchestrated(artifact, config)
@@ -50,7 +64,11 @@ async def run_orchestrator(config: OrchestratorConfig) -> None:
                 min_stages=config.min_stages,
                 allow=frozenset(config.allow) or None,
                 sequencer=sequencer,
+                operator_log=operator_log,
             )
+            orchestrator.operating.admin_token = config.admin_token
+            if reread is not None:
+                await nursery.start(reload_on_hangup, config, partial(_reload, orchestrator, reread))
             discovery = Discovery(
                 network, SystemClock(), random.Random(), pins=frozenset({key.peer_id}), bootstrap=config.bootstrap
             )
@@ -60,6 +78,16 @@ async def run_orchestrator(config: OrchestratorConfig) -> None:
             leaving = await come_up(nursery, config, network)
             await leaving.wait()
             nursery.cancel_scope.cancel()
+
+
+async def _reload(orchestrator: Orchestrator, reread: Reread) -> OrchestratorConfig:
+    """Read the settings again and put into effect what can be; see `RELOADED`."""
+    async with orchestrator.operating.action("signal SIGHUP", "reload", {}):
+        config = await in_thread(reread)
+        orchestrator.operating.admin_token = config.admin_token
+        set_log_level(config.log_level)
+        await orchestrator.admit_only(frozenset(config.allow) or None)
+    return config
 
 
 def _orchestrated(artifact: Artifact, config: OrchestratorConfig) -> OrchestratedModel:

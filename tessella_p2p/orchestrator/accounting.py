@@ -68,17 +68,21 @@ class Accounting:
 
     async def _reputation(self, _: PeerId, request: m.ReadReputation) -> m.OrchestratorAnswer:
         context = self._context
-        store, now_ms = context.store, context.clock.unix_ms()
+        now_ms = context.clock.unix_ms()
         if request.peer_id is not None:
-            entry = await self._reputation_entry(PeerId(request.peer_id))
+            entry = await self._reputation_of(PeerId(request.peer_id))
             return m.ReputationEntries(entries=(entry,))
-        page = await context.run_blocking(lambda: store.reputations(request.after or "", request.limit + 1, now_ms))
-        blacklist = await context.run_blocking(store.blacklist)
-        shown = tuple(
-            _reputation_entry(peer, reputation, blacklisted=peer in blacklist)
-            for peer, reputation in page[: request.limit]
+        shown = await context.run_blocking(
+            lambda: self._reputation_page(request.after or "", request.limit + 1, now_ms)
         )
-        return m.ReputationEntries(entries=shown, more=len(page) > request.limit)
+        return m.ReputationEntries(entries=shown[: request.limit], more=len(shown) > request.limit)
+
+    def _reputation_page(self, after: str, limit: int, now_ms: int) -> tuple[m.ReputationEntry, ...]:
+        store = self._context.store
+        return tuple(
+            _reputation_entry(peer, reputation, blacklisted=store.is_blacklisted(peer))
+            for peer, reputation in store.reputations(after, limit, now_ms)
+        )
 
     async def _slash(self, _: PeerId, request: m.Slash) -> m.OrchestratorAnswer:
         context = self._context
@@ -98,7 +102,7 @@ class Accounting:
         if listed:
             await self._exclude(peer)
         account = await context.run_blocking(lambda: store.account(peer))
-        return m.Slashed(account=self._account_entry(account), reputation=await self._reputation_entry(peer))
+        return m.Slashed(account=self._account_entry(account), reputation=await self._reputation_of(peer))
 
     def _account_entry(self, account: Account) -> m.AccountEntry:
         foreign = self._foreign_balance(account.name)
@@ -110,11 +114,11 @@ class Accounting:
             tier=tier_of(account.micro_credits + foreign),
         )
 
-    async def _reputation_entry(self, peer: PeerId) -> m.ReputationEntry:
+    async def _reputation_of(self, peer: PeerId) -> m.ReputationEntry:
         store, now_ms = self._context.store, self._context.clock.unix_ms()
-        reputation = await self._context.run_blocking(lambda: store.reputation(peer, now_ms))
-        blacklisted = await self._context.run_blocking(lambda: store.is_blacklisted(peer))
-        return _reputation_entry(peer, reputation, blacklisted=blacklisted)
+        return await self._context.run_blocking(
+            lambda: _reputation_entry(peer, store.reputation(peer, now_ms), blacklisted=store.is_blacklisted(peer))
+        )
 
 
 def _reputation_entry(peer: str, reputation: Reputation, *, blacklisted: bool) -> m.ReputationEntry:

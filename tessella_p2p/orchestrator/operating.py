@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import cast
 
+import trio
 from pydantic import SecretStr
 
 from tessella_p2p.base.errors import InvalidRequest, NotOperator, TessellaError
@@ -58,15 +61,38 @@ class Operating:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise InvalidRequest(f"{request.kind} is not answered here", param="kind")
-        number = 0 if isinstance(request, _READS) else await self._note(where, request, "begun")
-        try:
+        asked = request.model_dump(mode="json", exclude={"kind"}, exclude_none=True)
+        changes = not isinstance(request, _READS)
+        async with self.action(where, request.kind, asked, changes=changes):
             answer = await handler(self._context.key.peer_id, request)
-        except TessellaError as error:
-            await self._note(where, request, error.code, str(error), number)
-            raise
-        await self._note(where, request, "done", number=number)
         self._context.outcomes[f"operate.{request.kind}"] += 1
         return cast(m.OperatorAnswer, answer)  # the handler of an operator's request gives an operator's answer
+
+    @asynccontextmanager
+    async def action(
+        self, where: str, kind: str, request: Mapping[str, object], *, changes: bool = True
+    ) -> AsyncIterator[None]:
+        """Write down what the block does: before it, where it changes something, and how it ends.
+
+        Args:
+            where: who asked, and from where.
+            kind: what was asked.
+            request: its fields, as JSON.
+            changes: whether it may change something.
+
+        Raises:
+            StorageError: the log cannot be written; the block did not begin, or its end is not noted.
+        """
+        number = await self._note(where, kind, request, "begun") if changes else 0
+        try:
+            yield
+        except TessellaError as error:
+            await self._note(where, kind, request, error.code, str(error), number)
+            raise
+        except BaseException:  # the asker left, or a bug: whether it is done is not known here
+            await self._note(where, kind, request, "cut_off", number=number)
+            raise
+        await self._note(where, kind, request, "done", number=number)
 
     async def _operate(self, peer: PeerId, request: m.Operate) -> m.OrchestratorAnswer:
         return await self.operate(request.admin_token, request.request, f"p2p {peer}")
@@ -80,14 +106,14 @@ class Operating:
             raise NotOperator("that is not the admin token")
 
     async def _note(
-        self, where: str, request: m.OperatorRequest, outcome: str, reason: str = "", number: int = 0
+        self, where: str, kind: str, request: Mapping[str, object], outcome: str, reason: str = "", number: int = 0
     ) -> int:
         log = self._log
         if log is None:
             return 0
-        context = self._context
-        asked = request.model_dump(mode="json", exclude={"kind"}, exclude_none=True)
-        at_ms = context.clock.unix_ms()
-        return await context.run_blocking(
-            lambda: log.write(at_ms, where, request.kind, asked, outcome, reason=reason, number=number)
-        )
+        at_ms = self._context.clock.unix_ms()
+        with trio.CancelScope(shield=True):  # what was done is noted, also for whoever no longer waits
+            number = await self._context.run_blocking(
+                lambda: log.write(at_ms, where, kind, request, outcome, reason=reason, number=number)
+            )
+        return number

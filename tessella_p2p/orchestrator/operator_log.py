@@ -3,8 +3,8 @@
     {"at": "2027-01-15T08:00:00.000Z", "action": 7, "where": "p2p 12D3…", "kind": "slash", "request": {…}, "outcome": "begun"}
     {"at": "2027-01-15T08:00:00.004Z", "action": 7, "where": "p2p 12D3…", "kind": "slash", "request": {…}, "outcome": "done"}
 
-``outcome`` is ``begun``, ``done`` or the code of the error that it ended with, then beside its ``reason``. A ``begun`` without a second
-line is an action during which the process died. The admin token is never in it.
+``outcome`` is ``begun``, ``done``, ``cut_off`` (the asker left meanwhile), or the code of the error that it ended with, then beside its
+``reason``. A ``begun`` without a second line is an action during which the process died. The admin token is never in it.
 """
 
 from __future__ import annotations

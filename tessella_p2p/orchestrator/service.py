@@ -35,13 +35,16 @@ from tessella_p2p.ledger.evidence import SettlementTerms
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
+from tessella_p2p.orchestrator.accounting import Accounting
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handler, OrchestratorContext
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms
+from tessella_p2p.orchestrator.member import Deregistered
 from tessella_p2p.orchestrator.members import Members
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.operating import Operating
 from tessella_p2p.orchestrator.operator_log import OperatorLog
+from tessella_p2p.orchestrator.publishing import Publishing
 from tessella_p2p.orchestrator.reading import Reading
 from tessella_p2p.orchestrator.settling import Settling
 from tessella_p2p.orchestrator.terms import ServedModel
@@ -120,7 +123,9 @@ class Orchestrator:
         self.membership = Membership(context, self.catalogue, core)
         self.settling = Settling(context, Grants(key, self.catalogue, grant_terms), settlement)
         self.topology = Topology(self.membership, self._subscription, self._sealed)
-        self.operating = Operating(context, {}, operator_log)
+        accounting = Accounting(context, self._exclude)
+        self._publishing = Publishing(context, self.catalogue, self._roots_in_use)
+        self.operating = Operating(context, {**accounting.handlers(), **self._publishing.handlers()}, operator_log)
         self._handlers: dict[type[Message], Handler] = {
             **self.membership.handlers(),
             **self.settling.handlers(),
@@ -134,13 +139,14 @@ class Orchestrator:
         return self._context.outcomes
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take up the assignments of the process before, then serve until cancelled.
+        """Take up what was published and assigned before, then serve until cancelled.
 
         Requests that are being served end with their streams, durable changes stay whole.
 
         Raises:
-            StorageError: the assignments cannot be read.
+            StorageError: they cannot be read.
         """
+        await self._publishing.restore()
         await self.membership.restore()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.membership.run)
@@ -148,6 +154,25 @@ class Orchestrator:
             self._context.network.serve(protocols.ORCHESTRATOR, self._serve)
             self._context.network.serve(protocols.TOPOLOGY, self.topology.serve)
             task_status.started()
+
+    # ---- Who is in ----
+
+    async def admit_only(self, allow: frozenset[PeerId] | None) -> None:
+        """Replace the allow-list; members that are not on it leave at once. None admits everybody.
+
+        Raises:
+            StorageError: the ledger cannot be written; the list counts, and who is not on it is refused.
+        """
+        self.allow = allow
+        for member in self.membership.members():
+            if allow is not None and member.peer_id not in allow:
+                await self._exclude(member.peer_id)
+
+    async def _exclude(self, peer: PeerId) -> None:
+        await self.membership.handle(Deregistered(peer, m.Deregister()))
+
+    def _roots_in_use(self) -> frozenset[bytes]:
+        return frozenset(member.manifest_root for member in self.membership.members())
 
     # ---- Streams ----
 
