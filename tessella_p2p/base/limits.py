@@ -391,8 +391,6 @@ FEDERATION_PULL_S = 5.0
 """How often each followed orchestrator is asked for what is new."""
 MAX_LEDGER_ENTRY_BYTES = 160 * KIB
 """One sealed ledger entry: the journal's bytes, and the sealed proof that they rest on."""
-MAX_SNAPSHOT_BYTES = 192 * KIB
-"""Journal entries and proofs of one page; the rest of an envelope's bytes is for the seals and everything else."""
 MIRROR_MAP_BYTES = 64 * 1024 * MIB
 """Size to which one mirrored ledger may grow; the file grows with its content."""
 MAX_KEPT_ENTRIES = 1024

@@ -138,23 +138,12 @@ class MirroredLedger:
         tables: where it is kept: `TABLE_NAMES`. What a call writes counts only where the call returns; undo it where it raises.
         issuer: whose ledger it is.
         chain: which of its chains.
-        total_layers: layers of the models that are known here, by manifest root.
-        proven_before: whether an earlier chain of the issuer had an entry with this sequence and these bytes (their SHA-256), proven.
     """
 
-    def __init__(
-        self,
-        tables: Tables,
-        issuer: PeerId,
-        chain: int,
-        total_layers: Mapping[bytes, int],
-        proven_before: Callable[[int, bytes], bool] = _always_unknown,
-    ) -> None:
+    def __init__(self, tables: Tables, issuer: PeerId, chain: int) -> None:
         self._tables = tables
         self._issuer = issuer
         self._chain = chain
-        self._total_layers = total_layers
-        self._proven_before = proven_before
         self._state = LedgerState(tables)
 
     # ---- What is known ----
@@ -188,8 +177,20 @@ class MirroredLedger:
 
     # ---- What is told ----
 
-    def take(self, entries: Sequence[bytes], signed_head: bytes) -> Head:
-        """Take one page: sealed entries from the cursor on, in order, and the sealed head that came with them.
+    def take(
+        self,
+        entries: Sequence[bytes],
+        signed_head: bytes,
+        total_layers: Mapping[bytes, int],
+        proven_before: Callable[[int, bytes], bool] = _always_unknown,
+    ) -> Head:
+        """Take one page.
+
+        Args:
+            entries: sealed, from the cursor on, in order.
+            signed_head: the sealed head that came with them.
+            total_layers: layers of the models that are known here, by manifest root.
+            proven_before: whether an earlier chain had an entry with this sequence and these bytes (their SHA-256), proven.
 
         Returns:
             The head that the issuer signed; of another, later chain where it was restored, and then nothing was taken.
@@ -210,7 +211,7 @@ class MirroredLedger:
             told = () if before is None else (before.raw,)
             raise self._deceived("equivocation", head.sequence, "it went back to an earlier chain", *told, signed_head)
         for raw in entries:
-            self._take_entry(raw)
+            self._take_entry(raw, total_layers, proven_before)
         self._check_head(signed_head, head, must_reach=True)
         self._tables.put("mirror", _HEAD, signed_head)
         if (rumour := self._tables.get("mirror", _RUMOUR)) is not None:
@@ -234,7 +235,9 @@ class MirroredLedger:
 
     # ---- One entry ----
 
-    def _take_entry(self, raw: bytes) -> None:
+    def _take_entry(
+        self, raw: bytes, total_layers: Mapping[bytes, int], proven_before: Callable[[int, bytes], bool]
+    ) -> None:
         cursor = self.cursor
         body = open_envelope(raw, LEDGER_ENTRY, now_ms=None, signer=self._issuer).message(LedgerEntry)
         sequence = body.sequence
@@ -249,7 +252,7 @@ class MirroredLedger:
         entry = self._decoded(body.entry, sequence)
         digest = hashlib.sha256(body.entry).digest()
         try:
-            proven = self._verified(entry, body.proof) or self._proven_before(sequence, digest)
+            proven = self._verified(entry, body.proof, total_layers) or proven_before(sequence, digest)
             self._state.apply(entry.change, entry.at)
         except (
             ProofRefused,
@@ -274,7 +277,7 @@ class MirroredLedger:
                 f"entry {sequence} cannot be read ({error}): update this program, if the other is newer"
             ).blame(self._issuer) from error
 
-    def _verified(self, entry: JournalEntry, sealed_proof: bytes | None) -> bool:
+    def _verified(self, entry: JournalEntry, sealed_proof: bytes | None, total_layers: Mapping[bytes, int]) -> bool:
         """Whether an entry says what its proof says; False without a proof. Raises what is wrong with it."""
         change = entry.change
         if isinstance(change, TicketsExpired) and change.before > entry.at:
@@ -289,12 +292,12 @@ class MirroredLedger:
             raise RemoteProtocolError("it pays for a ticket that is forgotten")
         if sealed_proof is None:
             return False
-        _check_settled(change, self._proven(sealed_proof, entry.at))
+        _check_settled(change, self._proven(sealed_proof, total_layers, entry.at))
         return True
 
-    def _proven(self, sealed_proof: bytes, at_ms: int) -> ProvenWork:
+    def _proven(self, sealed_proof: bytes, total_layers: Mapping[bytes, int], at_ms: int) -> ProvenWork:
         proof = open_envelope(sealed_proof, PROOF, now_ms=None, audience=self._issuer).message(Proof)
-        terms = SettlementTerms(self._issuer, self._total_layers, lease_issuers=frozenset({peek_signer(proof.lease)}))
+        terms = SettlementTerms(self._issuer, total_layers, lease_issuers=frozenset({peek_signer(proof.lease)}))
         return verify_proof(sealed_proof, terms, at_ms)
 
     # ---- Statements against statements ----
