@@ -30,13 +30,14 @@ class Operating:
 
     Args:
         handlers: what answers each kind of operator request, once the token was right.
-        log: where actions are written down; None writes none (simulations).
+        log: see `log`.
     """
 
     def __init__(self, context: OrchestratorContext, handlers: Handlers, log: OperatorLog | None = None) -> None:
         self._context = context
         self._handlers = handlers
-        self._log = log
+        self.log = log
+        """Where actions are written down; None writes none (simulations)."""
         self.admin_token: SecretStr | None = None
         """The token; without one nobody is the operator. It may be replaced while the orchestrator runs."""
 
@@ -108,7 +109,7 @@ class Operating:
     async def _note(
         self, where: str, kind: str, request: Mapping[str, object], outcome: str, reason: str = "", number: int = 0
     ) -> int:
-        log = self._log
+        log = self.log
         if log is None:
             return 0
         at_ms = self._context.clock.unix_ms()

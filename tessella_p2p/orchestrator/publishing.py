@@ -14,7 +14,6 @@ import trio
 
 from tessella_p2p.base.errors import ConfigurationError, InvalidRequest, MalformedMessage, StorageError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.model.recipe import base_name
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.terms import ModelTerms, ServedModel
@@ -40,7 +39,7 @@ def served_model(manifest: m.PublishManifest) -> ServedModel:
     terms: dict[tuple[str, str], ModelTerms] = {}
     for entry in manifest.terms:
         place = (entry.recipe, entry.device)
-        if base_name(entry.recipe) != entry.recipe:
+        if "@" in entry.recipe:
             raise InvalidRequest(f"terms are for a recipe, whatever the drift class: {entry.recipe}", param="terms")
         if place in terms:
             raise InvalidRequest(f"two terms for recipe {entry.recipe} on {entry.device}", param="terms")
