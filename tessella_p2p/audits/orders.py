@@ -102,7 +102,6 @@ def order_for(
         layers=claim.layers.as_tuple(),
         positions=claim.positions,
         input_digest=claim.input_digest,
-        open_digest=claim.open_digest,
         upstream=claim.upstream,
         upstream_addresses=tuple(upstream_addresses),
         downstream=claim.downstream,

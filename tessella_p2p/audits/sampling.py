@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MAX_AUDIT_POSITIONS, MAX_MEMBERS, MICRO_PER_LAYER_POSITION
-from tessella_p2p.ledger.evidence import Code
-from tessella_p2p.wire.envelope import decode_message, open_envelope
-from tessella_p2p.wire.messages import PROOF, TICKET, DigestMark, Proof, Settled, Ticket
+from tessella_p2p.ledger.evidence import Code, ProvenWork
+from tessella_p2p.wire.messages import Settled
 
 
 class Cause(StrEnum):
@@ -37,9 +35,8 @@ class Claim:
 
     Attributes:
         positions: how far: the proof's end, or its last mark within `MAX_AUDIT_POSITIONS`.
-        input_digest, output_digest: keyed, of all rows up to there; the output of a tail are token ids.
-        open_digest: the chain-open that it served; None in a proof that does not say it.
-        micro_credits: what the proof brought in; of one that is held, what it would.
+        input_digest, output_digest: keyed, of the chain-open and all rows up to there; the output of a tail are its draws.
+        micro_credits: what the whole proof is worth.
     """
 
     worker: PeerId
@@ -54,55 +51,38 @@ class Claim:
     positions: int
     input_digest: bytes
     output_digest: bytes
-    open_digest: bytes | None
     upstream: PeerId
     downstream: PeerId
-    micro_credits: int = 0
+    micro_credits: int
 
 
-def claim_of(
-    sealed: bytes, *, orchestrator: PeerId, total_layers: Mapping[bytes, int], micro_credits: int = 0
-) -> Claim | None:
-    """What the sealed proof claims; None where it claims nothing that could be recomputed.
+def claim_of(work: ProvenWork, total_layers: int) -> Claim | None:
+    """What a proof claims; None where it claims nothing that could be recomputed.
 
     Args:
-        sealed: a proof that the ledger settled or holds.
-        orchestrator: its audience.
-        total_layers: layers of each model, by manifest root.
-        micro_credits: what it brought in.
-
-    Raises:
-        RemoteProtocolError: no proof, or forged.
+        work: a proof that the ledger settled or holds.
+        total_layers: of the model.
     """
-    envelope = open_envelope(sealed, PROOF, now_ms=None, audience=orchestrator)
-    proof = envelope.message(Proof)
-    ticket = decode_message(Ticket, open_envelope(proof.ticket, TICKET, now_ms=None).payload)
-    end = DigestMark(positions=proof.positions, input=proof.input_digest, output=proof.output_digest)
-    at = max(
-        (point for point in (*proof.marks, end) if 0 < point.positions <= MAX_AUDIT_POSITIONS),
-        key=lambda point: point.positions,
-        default=None,
-    )
-    if at is None or proof.manifest_root not in total_layers:
+    at = next((point for point in reversed(work.points) if point.positions <= MAX_AUDIT_POSITIONS), None)
+    if at is None:
         return None
-    layers = LayerRange(*proof.layers)
+    proof = work.proof
     return Claim(
-        worker=envelope.signer,
-        requester=PeerId(ticket.requester),
+        worker=work.worker,
+        requester=PeerId(work.ticket.requester),
         request_id=proof.request_id,
         session=proof.session,
         epoch=proof.epoch,
         manifest_root=proof.manifest_root,
         recipe=proof.recipe,
-        layers=layers,
-        is_tail=layers.end == total_layers[proof.manifest_root],
+        layers=work.layers,
+        is_tail=work.layers.end == total_layers,
         positions=at.positions,
         input_digest=at.input,
         output_digest=at.output,
-        open_digest=proof.open_digest,
         upstream=PeerId(proof.upstream),
         downstream=PeerId(proof.downstream),
-        micro_credits=micro_credits or len(layers) * at.positions * MICRO_PER_LAYER_POSITION,
+        micro_credits=len(work.layers) * proof.positions * MICRO_PER_LAYER_POSITION,
     )
 
 

@@ -14,7 +14,7 @@ from tessella_p2p.base.limits import HELD_RETRY_S, MAX_PROOFS_PER_BATCH, TICKET_
 from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.ledger.proof_log import ProofLog
-from tessella_p2p.stages.opening import Opening, open_hash
+from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.work import WorkMeter
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Sequencer, seal
@@ -145,7 +145,6 @@ class ProofWriter:
             lease=opening.lease,
             session=body.session,
             epoch=body.epoch,
-            open_digest=open_hash(opening.envelope.raw),
             opened_at=opening.opened_at,
             manifest_root=body.manifest_root,
             recipe=body.recipe,

@@ -47,8 +47,8 @@ class AuditOrder(Message):
     """Recompute what a worker proved. Domain `ORDER`, audience the auditor, signer the orchestrator.
 
     Whoever keeps the history of (session, epoch) shows it to the auditor that this order names. ``positions`` is how far it is
-    recomputed: one of the proof's marks, or its end; ``input_digest`` what the worker proved to have received up to there, and
-    ``open_digest`` the SHA-256 of the chain-open by which it did so, where its proof says it.
+    recomputed: one of the proof's marks, or its end; ``input_digest`` what the worker proved to have received up to there. It
+    covers the chain-open too, so there is one request only that an auditor can be shown.
 
     Only where the comparison is by tolerance does the auditor need the worker's own output, from the downstream peer;
     ``output_digest`` is what that has to match, and ``tolerance_ppm`` how far it may be off, in millionths of the largest magnitude
@@ -66,7 +66,6 @@ class AuditOrder(Message):
     layers: Layers
     positions: Positions
     input_digest: Digest
-    open_digest: Digest | None = None
     upstream: Peer
     upstream_addresses: Addresses
     downstream: Peer

@@ -81,17 +81,13 @@ class DigestMark(Message):
 
 
 class Proof(Message):
-    """A stage's statement of its work for one (session, epoch). Domain `PROOF`, audience the orchestrator that minted the ticket.
-
-    ``open_digest`` is the SHA-256 of the chain-open that it served: an audit of a tail draws by that one, and by no other.
-    """
+    """A stage's statement of its work for one (session, epoch). Domain `PROOF`, audience the orchestrator that minted the ticket."""
 
     request_id: RequestName
     ticket: Sealed
     lease: Sealed
     session: Session
     epoch: Epoch
-    open_digest: Digest | None = None
     opened_at: TimeMs
     manifest_root: Digest
     recipe: Name
