@@ -7,15 +7,19 @@ import hashlib
 from tessella_p2p.stages.engine import Buffer
 
 DIGEST_BYTES = 32
+_FIRST_DRAW = b"\xff" * 4
+"""No element of a row is that, whatever its dtype: token ids are smaller, and what is not finite is refused."""
 _DRAW_BYTES = 4
 
 
 class RunningDigest:
     """BLAKE2b-256 (RFC 7693) under a session's digest key, over row after row; how the rows were cut into steps leaves no trace.
 
-    It is keyed because a plain digest of one embedding row is inverted by trying every token. It begins with the hash of the
-    chain-open, so whoever signs a digest signs for what the entry asked for as well: an entry that signed two opens for one session
-    can show an auditor no other sampling, route or key than the stage saw.
+    It is keyed because a plain digest of one embedding row is inverted by trying every token.
+
+    Whoever signs a digest signs for what was asked as well, so nobody can show an auditor another request than the stage saw: it
+    begins with the hash of the chain-open (route, sampling, seed), and has a mark behind the row after which the first token is
+    drawn. From there on every row asks for a draw; see `intake`.
 
     Args:
         key: the session's 32-byte digest key.
@@ -30,6 +34,10 @@ class RunningDigest:
     def update(self, rows: Buffer) -> None:
         """Append the bytes of whole rows."""
         self._hash.update(rows)
+
+    def mark_first_draw(self) -> None:
+        """The row that was appended last is the first after which the tail draws."""
+        self._hash.update(_FIRST_DRAW)
 
     def update_draw(self, position: int, token: Buffer) -> None:
         """Append a tail's output: the ``position`` that it drew for, and the token id's four bytes, both u32 little-endian."""

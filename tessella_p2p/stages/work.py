@@ -40,6 +40,15 @@ class Confirmed:
     receipt: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A step that waits to be computed: where it ends, the input's digest there, and whether the first draw follows it."""
+
+    positions: int
+    input_digest: bytes
+    begins_draws: bool
+
+
 class WorkMeter:
     """Counts positions and digests of one stage in one (session, epoch).
 
@@ -54,7 +63,8 @@ class WorkMeter:
     def __init__(self, digest_key: bytes, opened: bytes) -> None:
         self._input = RunningDigest(digest_key, opened)
         self._output = RunningDigest(digest_key, opened)
-        self._arrived: deque[tuple[int, bytes]] = deque()
+        self._arrived: deque[_Arrived] = deque()
+        self._has_drawn = False
         self._input_marks: deque[bytes] = deque()
         self._unconfirmed: deque[Boundary] = deque()
         self._marks: list[m.DigestMark] = []
@@ -71,8 +81,10 @@ class WorkMeter:
         """Steps with an output whose receipt is still out."""
         return len(self._unconfirmed)
 
-    def receive(self, rows: int, inputs: Buffer) -> None:
-        """The ``rows`` rows of one step arrived."""
+    def receive(self, rows: int, inputs: Buffer, *, draws: bool = False) -> None:
+        """The ``rows`` rows of one step arrived; with ``draws`` the tail draws after the last of them."""
+        begins = draws and not self._has_drawn
+        self._has_drawn = self._has_drawn or draws
         row_bytes = len(inputs) // rows
         done = 0
         while done < rows:
@@ -80,9 +92,11 @@ class WorkMeter:
             self._input.update(inputs[done * row_bytes : (done + part) * row_bytes])
             done += part
             self.received += part
+            if begins and done == rows:
+                self._input.mark_first_draw()
             if self.received % DIGEST_MARK_POSITIONS == 0:
                 self._input_marks.append(self._input.digest())
-        self._arrived.append((self.received, self._input.digest()))
+        self._arrived.append(_Arrived(self.received, self._input.digest(), begins))
 
     def finish(self, outputs: Buffer, *, is_token: bool = False, compute_us: int = 0) -> None:
         """The oldest step that arrived is computed.
@@ -96,7 +110,8 @@ class WorkMeter:
         """
         if len(self._unconfirmed) >= MAX_UNCONFIRMED_STEPS:
             raise RemoteProtocolError(f"no receipt for {len(self._unconfirmed)} steps")
-        end, input_digest = self._arrived.popleft()
+        arrived = self._arrived.popleft()
+        end = arrived.positions
         rows = end - self.positions
         row_bytes = 0 if is_token else len(outputs) // rows
         done = 0
@@ -107,6 +122,8 @@ class WorkMeter:
             self.positions += part
             if done == rows and is_token:
                 self._output.update_draw(end, outputs)
+            elif done == rows and arrived.begins_draws:
+                self._output.mark_first_draw()
             if self.positions % DIGEST_MARK_POSITIONS == 0:
                 mark = m.DigestMark(
                     positions=self.positions, input=self._input_marks.popleft(), output=self._output.digest()
@@ -114,7 +131,7 @@ class WorkMeter:
                 self._marks.append(mark)
         self.compute_us += compute_us
         if outputs:
-            self._unconfirmed.append(Boundary(end, input_digest, self._output.digest()))
+            self._unconfirmed.append(Boundary(end, arrived.input_digest, self._output.digest()))
 
     def confirm(self, raw: bytes, *, receiver: PeerId, sender: PeerId, request_id: str, key: tuple[bytes, int]) -> None:
         """Take a receipt.

@@ -138,7 +138,7 @@ class StageSession:
         self._intake.take(frame)
         self._steps.append(_Waiting(frame, trio.current_time()))
         self._begin_step()
-        self._meter.receive(frame.rows, frame.body)  # while the engine is at work
+        self._meter.receive(frame.rows, frame.body, draws=frame.flags is Flag.SAMPLE)  # while the engine is at work
 
     def damaged(self, unread: Unread) -> None:
         """Take note of a STEP whose checksum was wrong."""

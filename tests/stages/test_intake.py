@@ -13,7 +13,17 @@ from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.base.limits import MAX_HOP_BYTES, MAX_QUEUED_STEPS
 from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
-from tessella_p2p.wire.frames import HEADER_BYTES, DType, Frame, Header, Kind, TraceEntry, encode_frame, parse_header
+from tessella_p2p.wire.frames import (
+    HEADER_BYTES,
+    DType,
+    Flag,
+    Frame,
+    Header,
+    Kind,
+    TraceEntry,
+    encode_frame,
+    parse_header,
+)
 
 SESSION = SessionId(b"s" * 16)
 ROW_BYTES = 32
@@ -69,6 +79,17 @@ def test_only_contiguous_rows_within_the_session_are_new(steps: list[tuple[int, 
 def test_a_step_of_another_form_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidStep):
         intake().judge(header(step(0, 2, **changes)))
+
+
+def test_from_the_first_draw_on_every_step_is_one_row_that_asks_for_the_next() -> None:
+    gate = intake()
+    gate.take(step(0, 2))
+    gate.take(step(2, 3, flags=Flag.SAMPLE))
+    for without in (step(5, 1), step(5, 2, flags=Flag.SAMPLE)):
+        with pytest.raises(InvalidStep):
+            gate.judge(header(without))
+    assert gate.judge(header(step(5, 1, flags=Flag.SAMPLE))) == "new"
+    assert gate.judge(header(step(0, 2))) == "replayed"
 
 
 def test_a_head_takes_token_ids_without_a_trace() -> None:

@@ -110,6 +110,30 @@ def test_a_tails_output_is_its_tokens_and_a_step_without_one_waits_for_no_receip
     assert [mark.output for mark in meter.marks()] == [keyed(b"")]
 
 
+@given(CUTS, st.data())
+def test_a_mark_stands_behind_the_row_that_the_first_draw_follows(steps: list[int], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(steps) - 1))
+    total, at = sum(steps), sum(steps[: first + 1])
+    inputs, outputs = rows(total, ROW), rows(total, OUT, 7)
+    meter, done = WorkMeter(KEY, OPENED), 0
+    for index, count in enumerate(steps):
+        meter.receive(count, inputs[done * ROW : (done + count) * ROW], draws=index >= first)
+        meter.finish(outputs[done * OUT : (done + count) * OUT])
+        done += count
+
+    def marked(data: bytes, width: int) -> bytes:
+        return keyed(data[: at * width] + b"\xff" * 4 + data[at * width :])
+
+    assert meter.input_receipt() == (total, marked(inputs, ROW))
+    confirm(meter, receipt(total, marked(outputs, OUT)))
+    for mark in meter.marks():
+        if mark.positions < at:
+            assert mark.output == keyed(outputs[: mark.positions * OUT])
+        else:
+            assert mark.output == marked(outputs[: mark.positions * OUT], OUT)
+            assert mark.input == marked(inputs[: mark.positions * ROW], ROW)
+
+
 HONEST_DIGEST = keyed(rows(4, OUT, 7))
 WRONG_RECEIPTS: dict[str, tuple[bytes, type[RemoteProtocolError]]] = {
     "another digest": (receipt(4, keyed(b"other")), RemoteProtocolError),

@@ -156,7 +156,7 @@ class HostileMesh:
         return self.mesh.expected(prompt, num_tokens)
 
     def digest(self, body: m.ChainOpen, rows: bytes) -> bytes:
-        """What a receiver of ``rows`` signs for."""
+        """What a receiver of ``rows`` signs for, the first draw's mark among them."""
         return keyed(rows, self.entry.opened[body.session])
 
     def token_digest(self, body: m.ChainOpen, tokens: Sequence[int], first: int = len(PROMPT)) -> bytes:

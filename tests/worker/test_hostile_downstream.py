@@ -35,6 +35,9 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
+FIRST_DRAW = b"\xff" * 4
+
+
 @dataclass
 class Watched:
     """A session of the raw entry whose head is real and whose next stage is a raw peer, just after the prompt came through."""
@@ -47,10 +50,10 @@ class Watched:
     down: RawStream
     """Head → the raw stage."""
     rows: bytes
-    """What the head sent."""
+    """What the head sent, the mark of the first draw behind it."""
 
     def receipt(self, positions: int = len(PROMPT), digest: bytes | None = None) -> Frame:
-        signed = self.mesh.digest(self.body, self.rows[: positions * 32]) if digest is None else digest
+        signed = self.mesh.digest(self.body, self.rows) if digest is None else digest
         return self.next_stage.receipt(self.body, self.mesh.head.peer_id, positions, signed)
 
     async def fails_with(self, code: str, fault_of: str | None = None) -> None:
@@ -73,7 +76,7 @@ async def watched(folder: Path, clock: VirtualClock) -> AsyncIterator[Watched]:
         assert (await down.receive()).kind is Kind.OPEN
         step = await down.receive()
         assert (step.kind, step.rows) == (Kind.STEP, len(PROMPT))
-        yield Watched(mesh, next_stage, body, up, down, bytes(step.body))
+        yield Watched(mesh, next_stage, body, up, down, bytes(step.body) + FIRST_DRAW)
         await mesh.is_well()
 
 
