@@ -9,6 +9,7 @@ What it receives are claims, digests, counts and signatures: no prompt, no token
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
 from tessella_p2p.orchestrator.accounting import Accounting
+from tessella_p2p.orchestrator.auditing import Auditing, AuditPolicy
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handler, OrchestratorContext
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms
@@ -44,6 +46,7 @@ from tessella_p2p.orchestrator.members import Members
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.operating import Operating
 from tessella_p2p.orchestrator.operator_log import OperatorLog
+from tessella_p2p.orchestrator.orders import Orders
 from tessella_p2p.orchestrator.publishing import Publishing
 from tessella_p2p.orchestrator.reading import Reading
 from tessella_p2p.orchestrator.settling import Settling
@@ -89,6 +92,8 @@ class Orchestrator:
         grant_terms: bounds on tickets.
         issuance_per_day: micro-credits that one requester's tickets may bring into being in a day; None for the default.
         operator_log: where the operator's actions are written down; closing it is the caller's.
+        audits: how much settled work is recomputed; None audits nothing.
+        rng: secret choices of what is audited and by whom; None takes the system's.
         run_blocking: how the ledger is called; ``in_place`` under virtual time.
     """
 
@@ -107,6 +112,8 @@ class Orchestrator:
         grant_terms: GrantTerms | None = None,
         issuance_per_day: int | None = None,
         operator_log: OperatorLog | None = None,
+        audits: AuditPolicy | None = None,
+        rng: random.Random | None = None,
         run_blocking: RunBlocking = in_thread,
     ) -> None:
         context = OrchestratorContext(network, key, clock, store, sequencer, recipe, run_blocking)
@@ -126,11 +133,19 @@ class Orchestrator:
         accounting = Accounting(context, self._exclude)
         self._publishing = Publishing(context, self.catalogue, self._roots_in_use)
         self.operating = Operating(context, {**accounting.handlers(), **self._publishing.handlers()}, operator_log)
+        self.orders = Orders(context)
+        self.auditing: Auditing | None = None
+        if audits is not None:
+            members = self.membership.members
+            rng = rng or random.SystemRandom()
+            self.auditing = Auditing(context, self.catalogue, members, self.orders, self._exclude, audits, rng)
+            self.settling.observers.append(self.auditing.judged)
         self._handlers: dict[type[Message], Handler] = {
             **self.membership.handlers(),
             **self.settling.handlers(),
             **Reading(context, self.catalogue, self.membership).handlers(),
             **self.operating.handlers(),
+            **(self.auditing.handlers() if self.auditing is not None else {}),
         }
 
     @property
@@ -151,6 +166,8 @@ class Orchestrator:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.membership.run)
             nursery.start_soon(self.settling.run)
+            if self.auditing is not None:
+                nursery.start_soon(self.auditing.run)
             self._context.network.serve(protocols.ORCHESTRATOR, self._serve)
             self._context.network.serve(protocols.TOPOLOGY, self.topology.serve)
             task_status.started()
