@@ -1,10 +1,13 @@
 """Canonical CBOR (RFC 8949, section 4.2.1), decoded strictly.
 
-cbor2 by itself accepts trailing bytes, duplicate keys, indefinite lengths and long integers. So what is decoded is encoded
-again and has to give the same bytes: one value has one encoding, and a signature covers that one.
+Decoders accept trailing bytes, duplicate keys, indefinite lengths and long integers. This one accepts the canonical encoding alone:
+one value has one encoding, and a signature covers that one.
 """
 
 from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
 
 import cbor2
 
@@ -12,11 +15,12 @@ from tessella_p2p.base.errors import MalformedMessage
 from tessella_p2p.base.limits import MAX_CBOR_DEPTH, MAX_CBOR_ITEMS, MAX_MESSAGE_BYTES
 
 _MAX_INT = 2**64 - 1
-# Major types (section 3.1), and the bytes of an argument by its code; 0 for codes that are not canonical.
-_NEGATIVE, _BYTES, _TEXT, _LIST, _MAP, _TAG, _SIMPLE = range(1, 8)
+# Major types (section 3.1); by an initial byte's lower bits the bytes of an argument and its smallest canonical value.
+_UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _LIST, _MAP, _TAG, _SIMPLE = range(8)
 _ARGUMENT_BYTES = (0,) * 24 + (1, 2, 4, 8, 0, 0, 0, 0)
-_SIMPLE_VALUES = (20, 21, 22, 25, 26, 27)
-"""False, true, null, and floats of 16, 32 and 64 bits."""
+_SMALLEST = (0,) * 24 + (24, 1 << 8, 1 << 16, 1 << 32, 0, 0, 0, 0)
+_SIMPLE_VALUES = {20: False, 21: True, 22: None}
+_FLOATS = {25: struct.Struct(">e"), 26: struct.Struct(">f"), 27: struct.Struct(">d")}
 
 
 def encode(value: object) -> bytes:
@@ -24,79 +28,126 @@ def encode(value: object) -> bytes:
     return cbor2.dumps(value, canonical=True)
 
 
-def decode(data: bytes | memoryview, max_bytes: int = MAX_MESSAGE_BYTES, max_items: int = MAX_CBOR_ITEMS) -> object:
+def decode(  # noqa: PLR0912, PLR0915 - one flat loop: a call for each value would double its time
+    data: bytes | memoryview,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+    max_items: int = MAX_CBOR_ITEMS,
+    lists: Callable[[list[object]], Sequence[object]] = list,
+) -> object:
     """The value whose canonical encoding is ``data``.
+
+    One flat loop builds the value and checks its form: every message passes here, often several times nested. No length that the
+    bytes announce is believed before so many bytes, or items of at least one byte, are there.
 
     Args:
         data: exactly one encoded value.
         max_bytes: more than this is refused unread.
         max_items: so many values are accepted, nested ones included.
+        lists: what a list becomes; ``tuple`` for frozen messages.
 
     Raises:
-        MalformedMessage: too long, no CBOR, not canonical, too deep, too many values, or of a type that no message uses.
+        MalformedMessage: too long, no CBOR, not canonical, too deep, too many values, or of a type that no message uses: tags, keys
+            that are no text, integers of over 64 bits, other simple values than false, true, null and floats.
     """
     if len(data) > max_bytes:
         raise MalformedMessage(f"a message of {len(data)} bytes is over the limit of {max_bytes}")
     raw = bytes(data)
-    _check_structure(raw, max_items)
-    try:
-        value: object = cbor2.loads(raw)
-        again = encode(value)
-    except (cbor2.CBORError, ValueError, TypeError, OverflowError, RecursionError, MemoryError, KeyError) as error:
-        raise MalformedMessage(f"no canonical CBOR: {type(error).__name__}") from error
-    if again != raw:
-        raise MalformedMessage("CBOR that is not canonical")
-    return value
-
-
-def _check_structure(raw: bytes, max_items: int) -> None:
-    """Walk over the encoding before the decoder, written in another language, allocates or recurses.
-
-    Refuses what no message uses: tags, keys that are no text, integers of over 64 bits, other simple values than false, true, null
-    and floats; and nesting and numbers of values beyond their bounds. Every message passes here, so it is one flat loop.
-    """
-    outer: list[tuple[int, bool]] = []
-    left, in_map = 1, False  # items left on this level, keys and values counted
     i, end = 0, len(raw)
-    items_left = max_items
-    while True:
+    items_left = max_items - 1
+    # The level that is being read: its items (keys and values by turns), how many are left, and the encoding of its last key.
+    items: list[object] = []
+    left, in_map, last_key = 1, False, b""
+    outer: list[tuple[list[object], int, bool, bytes]] = []
+    while left or outer:
         if not left:
-            if not outer:
-                break
-            left, in_map = outer.pop()
+            value: object = dict(zip(items[::2], items[1::2], strict=True)) if in_map else lists(items)
+            items, left, in_map, last_key = outer.pop()
+            items.append(value)
             continue
         if i >= end:
             raise MalformedMessage("the message ends early")
-        items_left -= 1
-        if items_left < 0:
-            raise MalformedMessage(f"over {max_items} values in one message")
+        start = i
         major, info = raw[i] >> 5, raw[i] & 31
         i += 1
         argument = info
         if info > 23:
-            size = _ARGUMENT_BYTES[info]
-            if size == 0 or i + size > end:
-                raise MalformedMessage("indefinite lengths and reserved codes are not canonical")
-            argument = int.from_bytes(raw[i : i + size], "big")
-            i += size
-        if in_map and major != _TEXT and not left & 1:
-            raise MalformedMessage("keys are text")
+            argument = _argument(raw, i, major, info)
+            i += _ARGUMENT_BYTES[info]
         left -= 1
-        if major in (_BYTES, _TEXT):
-            if argument > end - i:
-                raise MalformedMessage("a string runs over the end of the message")
+        is_key = in_map and left & 1
+        if major in (_TEXT, _BYTES):
             i += argument
+            if i > end:
+                raise MalformedMessage("a string runs over the end of the message")
+            if major == _TEXT:
+                items.append(_text(raw[i - argument : i]))
+                if is_key:
+                    last_key = _next_key(last_key, raw[start:i])
+                continue
+            items.append(raw[i - argument : i])
+        elif major == _UNSIGNED:
+            items.append(argument)
         elif major in (_LIST, _MAP):
             count = argument if major == _LIST else 2 * argument
             if count > end - i:
                 raise MalformedMessage("a list or map runs over the end of the message")
             if len(outer) >= MAX_CBOR_DEPTH:
                 raise MalformedMessage(f"nested deeper than {MAX_CBOR_DEPTH} levels")
-            outer.append((left, in_map))
-            left, in_map = count, major == _MAP
-        elif major == _TAG or (major == _SIMPLE and info not in _SIMPLE_VALUES):
-            raise MalformedMessage("tags and other simple values than false, true, null and floats are not used")
-        elif major == _NEGATIVE and argument == _MAX_INT:
-            raise MalformedMessage("an integer of over 64 bits")
+            items_left -= count
+            if items_left < 0:
+                raise MalformedMessage(f"over {max_items} values in one message")
+            if not is_key:
+                outer.append((items, left, in_map, last_key))
+                items, left, in_map, last_key = [], count, major == _MAP, b""
+        else:
+            items.append(_simple(major, info, argument, raw[start:i]))
+        if is_key:
+            raise MalformedMessage("keys are text")
     if i != end:
         raise MalformedMessage("bytes after the end of the message")
+    return items[0]
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedMessage("text that is no UTF-8") from error
+
+
+def _argument(raw: bytes, i: int, major: int, info: int) -> int:
+    """The argument in the bytes from ``i`` on, of an item whose initial byte leaves it to them."""
+    size = _ARGUMENT_BYTES[info]
+    if size == 0 or i + size > len(raw):
+        raise MalformedMessage("indefinite lengths and reserved codes are not canonical")
+    argument = int.from_bytes(raw[i : i + size], "big")
+    if argument < _SMALLEST[info] and major != _SIMPLE:
+        raise _not_canonical()
+    return argument
+
+
+def _next_key(last: bytes, encoded: bytes) -> bytes:
+    """Keys come in the ascending order of their encodings, which rules out duplicates too."""
+    if encoded <= last:
+        raise _not_canonical()
+    return encoded
+
+
+def _simple(major: int, info: int, argument: int, encoded: bytes) -> object:
+    """The negative integer, simple value or float that ``encoded`` is, its initial byte included."""
+    if major == _NEGATIVE:
+        if argument == _MAX_INT:
+            raise MalformedMessage("an integer of over 64 bits")
+        return -1 - argument
+    if major != _SIMPLE or info not in _SIMPLE_VALUES | _FLOATS:
+        raise MalformedMessage("tags and other simple values than false, true, null and floats are not used")
+    if info in _SIMPLE_VALUES:
+        return _SIMPLE_VALUES[info]
+    value: float = _FLOATS[info].unpack(encoded[1:])[0]
+    if encode(value) != encoded:
+        raise _not_canonical()
+    return value
+
+
+def _not_canonical() -> MalformedMessage:
+    return MalformedMessage("CBOR that is not canonical")

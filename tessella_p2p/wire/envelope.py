@@ -38,7 +38,12 @@ VERSION = 1
 ANYONE = "*"
 """Audience of a record: whoever reads it."""
 
-_CONTEXT = "tessella-envelope"
+# An envelope and what its signature covers are lists of nine that share eight fields, byte for byte.
+_LIST_OF_NINE = b"\x89"
+_CONTEXT = cbor.encode("tessella-envelope")
+_SIGNATURE = b"\x58\x40"
+"""The head of a string of 64 bytes."""
+_FIELD_TYPES = (int, str, str, str, int, int, int, bytes, bytes)
 _MAX_DOMAIN_CHARS = 32
 
 
@@ -110,9 +115,9 @@ def decode_message(kind: type[MessageT], data: bytes) -> MessageT:
     Raises:
         MalformedMessage: no canonical CBOR, an unknown or missing field, a value out of bounds.
     """
-    value = cbor.decode(data, MAX_ENVELOPE_BYTES)
+    value = cbor.decode(data, MAX_ENVELOPE_BYTES, lists=tuple)
     try:
-        return kind.model_validate(_tuples(value))
+        return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or kind.__name__
@@ -126,19 +131,6 @@ def _quoted(text: str) -> str:
     return text.encode("unicode_escape").decode("ascii")[:200]
 
 
-def _tuples(value: object) -> object:
-    """Lists as tuples: what frozen messages hold."""
-    if isinstance(value, list):
-        return tuple([_tuples(item) if isinstance(item, list | dict) else item for item in value])
-    if isinstance(value, dict):
-        return {key: _tuples(item) if isinstance(item, list | dict) else item for key, item in value.items()}
-    return value
-
-
-def _signed_bytes(fields: list[object]) -> bytes:
-    return cbor.encode([_CONTEXT, *fields])
-
-
 def seal(
     key: keys.NodeKey,
     domain: str,
@@ -150,17 +142,22 @@ def seal(
     ttl_ms: int = REQUEST_TTL_MS,
 ) -> bytes:
     """A signed envelope around ``message``, valid from ``now_ms`` for ``ttl_ms``."""
-    fields: list[object] = [
-        VERSION,
-        domain,
-        str(key.peer_id),
-        str(audience),
-        sequence,
-        now_ms,
-        now_ms + ttl_ms,
-        encode_message(message),
-    ]
-    return cbor.encode([*fields, key.sign(_signed_bytes(fields))])
+    fields = cbor.encode(
+        [
+            VERSION,
+            domain,
+            str(key.peer_id),
+            str(audience),
+            sequence,
+            now_ms,
+            now_ms + ttl_ms,
+            encode_message(message),
+        ]
+    )[1:]
+    return _LIST_OF_NINE + fields + _SIGNATURE + key.sign(_LIST_OF_NINE + _CONTEXT + fields)
+
+
+_Fields = tuple[int, str, str, str, int, int, int, bytes, bytes]
 
 
 def peek_signer(raw: bytes) -> PeerId:
@@ -169,7 +166,7 @@ def peek_signer(raw: bytes) -> PeerId:
     Raises:
         MalformedMessage, VersionMismatch: when it is no envelope.
     """
-    return PeerId(str(_fields(raw)[2]))
+    return PeerId(_fields(raw)[2])
 
 
 def peek_sequence(raw: bytes) -> int:
@@ -178,29 +175,26 @@ def peek_sequence(raw: bytes) -> int:
     Raises:
         MalformedMessage, VersionMismatch: when it is no envelope.
     """
-    return int(str(_fields(raw)[4]))
+    return _fields(raw)[4]
 
 
-def _fields(raw: bytes) -> list[object]:
-    fields = cbor.decode(raw, MAX_ENVELOPE_BYTES)
-    if not isinstance(fields, list) or not fields or not isinstance(fields[0], int):
+def _fields(raw: bytes) -> _Fields:
+    fields = cbor.decode(raw, MAX_ENVELOPE_BYTES, lists=tuple)
+    if not isinstance(fields, tuple) or not fields or not isinstance(fields[0], int):
         raise MalformedMessage("no envelope")
     if fields[0] != VERSION:
         raise VersionMismatch(f"envelope version {fields[0]}; this node speaks version {VERSION}")
     if len(fields) != 9:
         raise MalformedMessage("no envelope: nine fields are expected")
-    kinds = (int, str, str, str, int, int, int, bytes, bytes)
-    if any(type(value) is not kind for value, kind in zip(fields, kinds, strict=True)):
+    if tuple(map(type, fields)) != _FIELD_TYPES:
         raise MalformedMessage("no envelope: a field has the wrong type")
-    if len(str(fields[1])) > _MAX_DOMAIN_CHARS or any(int(str(fields[i])) < 0 for i in (4, 5, 6)):
+    _, domain, signer, audience, sequence, issued_at, expires_at, _, _ = fields
+    if len(domain) > _MAX_DOMAIN_CHARS or min(sequence, issued_at, expires_at) < 0:
         raise MalformedMessage("no envelope: a field is out of bounds")
-    if any(
-        len(name) > keys.MAX_PEER_ID_CHARS or not name.isascii() or not name.isprintable()
-        for name in map(str, fields[1:4])
-    ):
-        raise MalformedMessage(
-            "no envelope: a domain, signer or audience is no name"
-        )  # they are repeated in errors and logs
+    names = domain + signer + audience
+    # They are repeated in errors and logs.
+    if max(len(signer), len(audience)) > keys.MAX_PEER_ID_CHARS or not names.isascii() or not names.isprintable():
+        raise MalformedMessage("no envelope: a domain, signer or audience is no name")
     return fields
 
 
@@ -224,14 +218,7 @@ def open_envelope(
     Raises:
         MalformedMessage, VersionMismatch, InvalidSignature, Expired: each says what was wrong; nothing was changed.
     """
-    fields = _fields(raw)
-    _, got_domain, got_signer, got_audience, sequence, issued_at, expires_at, payload, signature = fields
-    assert isinstance(got_signer, str)
-    assert isinstance(sequence, int)
-    assert isinstance(issued_at, int)
-    assert isinstance(expires_at, int)
-    assert isinstance(payload, bytes)
-    assert isinstance(signature, bytes)
+    _, got_domain, got_signer, got_audience, sequence, issued_at, expires_at, payload, signature = _fields(raw)
     if got_domain != domain:
         raise InvalidSignature(f"an envelope of domain {got_domain!r} where {domain!r} is expected")
     if got_audience != audience:
@@ -240,7 +227,10 @@ def open_envelope(
         raise InvalidSignature(f"a {domain} envelope signed by {got_signer}, not by {signer}")
     if expires_at < issued_at:
         raise MalformedMessage(f"a {domain} envelope that expires before it was issued")
-    keys.verify(PeerId(got_signer), _signed_bytes(fields[:8]), signature)
+    if len(signature) != keys.SIGNATURE_BYTES:
+        raise InvalidSignature(f"a {domain} envelope with a signature of {len(signature)} bytes")
+    signed = _LIST_OF_NINE + _CONTEXT + bytes(raw)[1 : -len(_SIGNATURE) - len(signature)]
+    keys.verify(PeerId(got_signer), signed, signature)
     if now_ms is not None:
         check_window(domain, issued_at, expires_at, now_ms)
     return Envelope(domain, PeerId(got_signer), audience, sequence, issued_at, expires_at, payload, bytes(raw))
