@@ -269,33 +269,20 @@ class Mirrors:
         sync: bool = True,
     ) -> None:
         self._trust_limit = trust_limit
-        self._mirrors: dict[PeerId, Mirror] = {}
+        self.mirrors: dict[PeerId, Mirror] = {}
         for issuer in dict.fromkeys(issuers):
-            self._mirrors[issuer] = Mirror(folder / issuer, issuer, map_size_bytes=map_size_bytes, sync=sync)
+            self.mirrors[issuer] = Mirror(folder / issuer, issuer, map_size_bytes=map_size_bytes, sync=sync)
 
     def close(self) -> None:
         """Close every mirror."""
-        for mirror in self._mirrors.values():
+        for mirror in self.mirrors.values():
             mirror.close()
-
-    @property
-    def issuers(self) -> tuple[PeerId, ...]:
-        """The followed orchestrators."""
-        return tuple(self._mirrors)
-
-    def of(self, issuer: PeerId) -> Mirror | None:
-        """One mirror; None for an orchestrator that is not followed."""
-        return self._mirrors.get(issuer)
 
     def foreign(self, peer: PeerId) -> int:
         """Micro-credits of ``peer`` elsewhere that count here: of each orchestrator up to the trust limit."""
-        return sum(min(mirror.counted(peer), self._trust_limit) for mirror in self._mirrors.values())
-
-    def standings(self) -> tuple[Standing, ...]:
-        """How far each one was followed."""
-        return tuple(mirror.standing() for mirror in self._mirrors.values())
+        return sum(min(mirror.counted(peer), self._trust_limit) for mirror in self.mirrors.values())
 
     def heads(self) -> tuple[bytes, ...]:
         """The newest sealed heads that the followed orchestrators showed here: to be passed on."""
-        heads = (mirror.signed_head() for mirror in self._mirrors.values())
+        heads = (mirror.signed_head() for mirror in self.mirrors.values())
         return tuple(head for head in heads if head is not None)

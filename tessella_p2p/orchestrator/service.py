@@ -33,6 +33,7 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.evidence import SettlementTerms
+from tessella_p2p.ledger.mirrors import Mirrors
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
@@ -40,6 +41,7 @@ from tessella_p2p.orchestrator.accounting import Accounting
 from tessella_p2p.orchestrator.auditing import Auditing, AuditPolicy
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handler, OrchestratorContext
+from tessella_p2p.orchestrator.federating import Federating
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms
 from tessella_p2p.orchestrator.member import Deregistered
 from tessella_p2p.orchestrator.members import Members
@@ -92,6 +94,8 @@ class Orchestrator:
         grant_terms: bounds on tickets.
         issuance_per_day: micro-credits that one requester's tickets may bring into being in a day; None for the default.
         operator_log: where the operator's actions are written down; closing it is the caller's.
+        mirrors: what is kept of the followed orchestrators; closing them is the caller's. None where nobody is followed.
+        federation: where those are dialled; their leases count, and they may follow this one.
         audits: how much settled work is recomputed; None audits nothing.
         rng: secret choices of what is audited and by whom; None takes the system's.
         run_blocking: how the ledger is called; ``in_place`` under virtual time.
@@ -123,16 +127,23 @@ class Orchestrator:
         self._guard = ReplayGuard()
         self.catalogue = Catalogue(models)
         layers = self.catalogue.total_layers
-        settlement = SettlementTerms(key.peer_id, layers)
+        self.federating = Federating(context, mirrors, federation, layers)
+        settlement = SettlementTerms(key.peer_id, layers, lease_issuers=self.federating.peers)
         if issuance_per_day is not None:
-            settlement = SettlementTerms(key.peer_id, layers, issuance_per_day)
+            settlement = replace(settlement, issuance_per_day=issuance_per_day)
         core = Members(key, self.catalogue, min_stages=min_stages, serial_floor=store.serial_floor())
         self.membership = Membership(context, self.catalogue, core)
         self.settling = Settling(context, Grants(key, self.catalogue, grant_terms), settlement)
+        self.settling.foreign_balance = self.federating.foreign_balance
         self.topology = Topology(self.membership, self._subscription, self._sealed)
-        accounting = Accounting(context, self._exclude)
+        accounting = Accounting(context, self._exclude, self.federating.foreign_balance)
         self._publishing = Publishing(context, self.catalogue, self._roots_in_use)
-        self.operating = Operating(context, {**accounting.handlers(), **self._publishing.handlers()}, operator_log)
+        operator_handlers = {
+            **accounting.handlers(),
+            **self._publishing.handlers(),
+            **self.federating.operator_handlers(),
+        }
+        self.operating = Operating(context, operator_handlers, operator_log)
         self.orders = Orders(context)
         self.auditing: Auditing | None = None
         if audits is not None:
@@ -166,6 +177,7 @@ class Orchestrator:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.membership.run)
             nursery.start_soon(self.settling.run)
+            nursery.start_soon(self.federating.run)
             if self.auditing is not None:
                 nursery.start_soon(self.auditing.run)
             self._context.network.serve(protocols.ORCHESTRATOR, self._serve)
@@ -293,7 +305,7 @@ class Orchestrator:
         signer = peek_signer(raw)
         if peer is not None and signer != peer:
             raise InvalidSignature(f"a request signed by {signer} on a stream of {peer}")
-        if self.allow is not None and signer not in self.allow:
+        if self.allow is not None and signer not in self.allow and signer not in self.federating.peers:
             raise WorkerNotAuthorized(f"{signer} is not on the allow-list of this private mesh")
         context = self._context
         now_ms = context.clock.unix_ms()
