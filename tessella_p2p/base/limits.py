@@ -252,6 +252,8 @@ HTTP_LINGER_S = 1.0
 HTTP_GRACE_S = 10.0
 """Answers in flight at a shutdown may take this much longer."""
 MAX_HTTP_CONNECTIONS = 512
+MAX_QUERY_FIELDS = 16
+"""Parameters of one query."""
 SSE_PING_S = 15.0
 MAX_CHAT_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
@@ -265,8 +267,8 @@ MAX_QUEUED_CONTROL = 1024
 """Receipts, errors and closes that wait for one neighbour's stream; a peer that reads none of them is dropped."""
 MAX_HOP_LINKS = 256
 """Outbound hop streams of one node; an idle one makes room."""
-MAX_HOP_SESSIONS = 2 * MAX_SESSIONS_PER_STAGE
-"""Sessions of one node, those that freed their KV and wait for a last receipt included."""
+MAX_HOP_SESSIONS = 4 * MAX_SESSIONS_PER_STAGE
+"""Sessions of one node, those that wait for a place, and those that freed their KV and wait for a last receipt, included."""
 FULL_PATIENCE_S = HOP_TIMEOUT_S
 """How long an entry waits for a place at full stages before a request's first token."""
 MAX_HOP_STREAMS_PER_PEER = 4
@@ -327,8 +329,14 @@ RELOAD_RETRY_S = 5.0
 """An engine that does not load is tried again after this."""
 GATHER_S = 0.001
 """How long a turn of a chain's stage waits for a full group of decoding sessions."""
-MAX_WAITING_OPENS = 128
-"""Opens that wait at one stage for their turn, or for its engine to load."""
+MAX_WAITING_OPENS = 32
+"""Opens of one tier that wait for a place at one stage."""
+PLACE_RETRY_S = 1.0
+"""An open that found a place, but no room in the KV, is tried again after this: sessions that do nothing become idle."""
+MAX_WAITING_BODY_BYTES = 8 * MIB
+"""Rows that one session may send ahead while it waits for a place."""
+MAX_PLACE_WAIT_MS = 60_000
+"""How long an open may ask to wait for a place."""
 LOOP_STALL_S = 0.05
 """An event loop that does not come round for so long is reported."""
 STALL_LOG_S = 10.0
@@ -424,3 +432,27 @@ BLACKLIST_AFTER_FAILED = 2
 """Failed audits of one peer after which it is excluded: a first one may be a machine's fault, a second one is a habit."""
 MAX_TOLERANCES = 256
 """Pairs of recipes whose tolerance was measured."""
+
+# What is kept for audits
+HISTORY_BYTES = 128 * MIB
+"""What one node sent and received of paid sessions, kept for auditors; the oldest makes room."""
+HISTORY_TRACK_BYTES = HISTORY_BYTES // 4
+"""Of one direction of one session; of a longer one the beginning is kept."""
+HISTORY_TTL_S = 900.0
+"""How long after a session's end it is kept."""
+HISTORY_FRAME_BYTES = 384
+"""What a kept frame costs beside its rows."""
+MAX_HISTORY_TRACKS = 4096
+MAX_HISTORY_READS = 8
+"""How often one direction of one session is shown."""
+HISTORY_SHOWN_PER_S = 1.0
+HISTORY_SHOWN_BURST = 8
+"""Requests for history of one peer."""
+MAX_HISTORY_STREAMS = 4
+"""Histories that one node shows at a time."""
+HISTORY_REQUEST_S = 10.0
+"""From a history stream's first byte to its request, and how long one frame may take."""
+MAX_WAITING_AUDITS = 4
+"""Audit orders that one worker takes before it has carried them out."""
+AUDIT_ROWS = 32
+"""Rows of one step of a recomputation: what a turn of paying sessions may have to wait for."""

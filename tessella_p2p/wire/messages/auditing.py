@@ -105,6 +105,10 @@ class AuditReport(Message):
     reason: Reason | None = None
 
 
+HistorySide = Literal["input", "output"]
+"""Of the audited stage."""
+
+
 class HistoryRequest(Message):
     """An auditor asks a neighbour of the audited stage for what it kept. Domain `HISTORY_REQUEST`, audience the neighbour.
 
@@ -112,23 +116,37 @@ class HistoryRequest(Message):
     """
 
     order: Sealed
-    side: Literal["input", "output"]
+    side: HistorySide
 
 
 class HistoryHead(Message):
-    """What a neighbour kept. Domain `HISTORY`, audience the auditor; the rows follow it on the stream, as hop frames.
+    """What a neighbour kept; the rows follow it on the stream, as hop frames without a trace.
 
     ``open`` is the chain-open, which the requester signed: it has the digest key and how the tail drew. ``positions`` is how far the
-    rows go; for token ids ``dtype`` is ``u32`` and ``row_bytes`` 4.
+    rows go, at most the order's.
     """
 
+    kind: Literal["history_head"] = "history_head"
     open: Annotated[bytes, Field(min_length=1, max_length=MAX_OPEN_BYTES)]
     session: Session
     epoch: Epoch
-    side: Literal["input", "output"]
-    dtype: Name
-    row_bytes: Count
+    side: HistorySide
     positions: Positions
+
+
+class HistoryRefused(Message):
+    """A neighbour shows nothing; ``code`` as in ``base.errors``."""
+
+    kind: Literal["history_refused"] = "history_refused"
+    code: Name
+    reason: Reason
+
+
+class HistoryAnswer(Message):
+    """The payload of an answer to a `HistoryRequest`. Domain `HISTORY`, audience the auditor; ``to`` is the request's sequence."""
+
+    to: Count
+    body: Annotated[HistoryHead | HistoryRefused, Field(discriminator="kind")]
 
 
 class OrderRefused(Message):
