@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,7 +33,6 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.evidence import SettlementTerms
-from tessella_p2p.ledger.mirrors import Mirrors
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
@@ -249,14 +248,14 @@ class Orchestrator:
     # ---- Requests ----
 
     async def handle(
-        self, raw: bytes, peer: PeerId | None, expected: type[Message] | None = None
+        self, raw: bytes, peer: PeerId | None, check: Callable[[m.OrchestratorRequest], None] | None = None
     ) -> m.OrchestratorAnswer:
         """Judge and answer a sealed request.
 
         Args:
             raw: the envelope.
             peer: who the transport authenticated; None where it authenticates nobody (HTTP), and the signature alone counts.
-            expected: the only kind of request that is accepted; None accepts every one.
+            check: raises for a request that is not accepted where it came in; None accepts every one.
 
         Raises:
             TessellaError: what it is refused with.
@@ -265,8 +264,8 @@ class Orchestrator:
         with self._counted(peer) as asked:
             signer, request = self._verified(raw, peer)
             asked.kind = request.kind
-            if expected is not None and not isinstance(request, expected):
-                raise InvalidRequest(f"a request of the kind {request.kind} is not answered here", param="kind")
+            if check is not None:
+                check(request)
             return await self._dispatch(signer, request)
 
     async def operate(self, token: str, request: m.OperatorRequest, *, where: str = "http") -> m.OperatorAnswer:
