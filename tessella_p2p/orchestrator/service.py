@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import structlog
 import trio
@@ -33,6 +34,7 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.evidence import SettlementTerms
+from tessella_p2p.ledger.mirrors import Mirrors
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
@@ -115,6 +117,8 @@ class Orchestrator:
         grant_terms: GrantTerms | None = None,
         issuance_per_day: int | None = None,
         operator_log: OperatorLog | None = None,
+        mirrors: Mirrors | None = None,
+        federation: Mapping[PeerId, str | None] = MappingProxyType({}),
         audits: AuditPolicy | None = None,
         rng: random.Random | None = None,
         run_blocking: RunBlocking = in_thread,
@@ -155,6 +159,7 @@ class Orchestrator:
             **self.settling.handlers(),
             **Reading(context, self.catalogue, self.membership).handlers(),
             **self.operating.handlers(),
+            **self.federating.handlers(),
             **(self.auditing.handlers() if self.auditing is not None else {}),
         }
 
