@@ -361,6 +361,8 @@ MAX_CANARIES_NAMED = 8
 # Orders and re-sharding
 ORDER_S = 10.0
 """From the first byte of an order to the last of its answer."""
+MOVE_TIMEOUT_S = 600.0
+"""How long a worker may take to load and show the layers that it was ordered to; then the order is forgotten."""
 
 # The ledger
 REPUTATION_HALF_LIFE_S = 7 * 24 * 3600.0

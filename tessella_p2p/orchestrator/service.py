@@ -295,8 +295,8 @@ class Orchestrator:
             RefusalError: what it is refused with.
         """
         with self._counted(None, request.kind):
-            answer = await self._dispatch(self._context.key.peer_id, request)
-        return answer  # type: ignore[return-value] # the handler of a public request gives a public answer
+            # The handler of a public request gives a public answer.
+            return await self._dispatch(self._context.key.peer_id, request)  # type: ignore[return-value]
 
     def _subscription(self, raw: bytes, peer: PeerId) -> m.Subscribe:
         with self._counted(peer, "subscribe"):

@@ -1,0 +1,218 @@
+"""The orchestrator's HTTP surface as one ASGI app: a thin mirror of the handlers that answer over P2P.
+
+``docs/protocols/orchestrator-http.md`` describes it. A signed route hands the sealed request on as it came; so whatever is judged over
+P2P is judged here, in the same order, but for the stream's peer, whom HTTP does not authenticate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import trio
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, compile_path
+from starlette.types import ASGIApp
+
+from tessella_p2p import __version__
+from tessella_p2p.base.errors import InvalidRequest, MalformedMessage, Overloaded
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
+from tessella_p2p.bridge import orchestrator_json as j
+from tessella_p2p.bridge.metrics import HttpMetrics
+from tessella_p2p.bridge.middleware import BufferedBody, Observed
+from tessella_p2p.bridge.moved import MOVED, moved_routes
+from tessella_p2p.bridge.orchestrator_docs import CONTENT_SECURITY_POLICY, docs_page
+from tessella_p2p.bridge.orchestrator_metrics import OrchestratorReadings
+from tessella_p2p.bridge.orchestrator_openapi import openapi
+from tessella_p2p.bridge.orchestrator_requests import (
+    BODY,
+    CBOR,
+    JSON,
+    bearer_token,
+    check_content_type,
+    flag,
+    message_of_json,
+    message_of_query,
+    named_field,
+    parameters,
+    sealed_of_header,
+)
+from tessella_p2p.bridge.orchestrator_routes import (
+    DEFAULT_DEVICE,
+    DOCS_PATH,
+    ENVELOPE_HEADER,
+    METRICS_PATH,
+    NEXT_HEADER,
+    OPENAPI_PATH,
+    ROUTES,
+    ApiRoute,
+)
+from tessella_p2p.bridge.responses import exception_handlers, json_response, logged_answer
+from tessella_p2p.orchestrator.reading import replica_groups
+from tessella_p2p.orchestrator.service import Orchestrator
+from tessella_p2p.wire import messages as m
+from tessella_p2p.wire.envelope import peek_signer
+
+_PATHS = frozenset({*(route.path for route in ROUTES), METRICS_PATH, OPENAPI_PATH, DOCS_PATH})
+_MOVED = [(compile_path(path)[0], path) for path in MOVED]
+
+
+def create_orchestrator_app(
+    orchestrator: Orchestrator,
+    *,
+    version: str = __version__,
+    max_body_bytes: int = MAX_ENVELOPE_BYTES,
+    body_timeout_s: float = HTTP_BODY_TIMEOUT_S,
+) -> ASGIApp:
+    """Everything that an orchestrator answers over HTTP.
+
+    Args:
+        orchestrator: answers.
+        version: of this package, for the OpenAPI document.
+        max_body_bytes: of a request; beyond it, 413.
+        body_timeout_s: for a request's body; beyond it, 408.
+    """
+    surface = _Surface(orchestrator, version)
+    app = Starlette(
+        routes=[
+            *(Route(route.path, surface.endpoint(route), methods=[route.method]) for route in ROUTES),
+            Route(METRICS_PATH, surface.metrics),
+            Route(OPENAPI_PATH, surface.openapi),
+            Route(DOCS_PATH, surface.docs),
+            *moved_routes(),
+        ],
+        exception_handlers=exception_handlers(partial(logged_answer, of_client=True)),
+    )
+    app.router.redirect_slashes = False
+    return Observed(BufferedBody(app, max_body_bytes, body_timeout_s), surface.http_metrics, _route_of)
+
+
+class _Surface:
+    """What the routes do."""
+
+    def __init__(self, orchestrator: Orchestrator, version: str) -> None:
+        self._orchestrator = orchestrator
+        self._document = openapi(version)
+        self._page = docs_page(self._document)
+        self.http_metrics = HttpMetrics()
+        self._readings = OrchestratorReadings()
+        self.http_metrics.registry.register(self._readings)
+
+    def endpoint(self, route: ApiRoute) -> Callable[[Request], Awaitable[Response]]:
+        """What answers ``route``, within the time that a request has over P2P."""
+        answer = {"public": self._public, "signed": self._signed, "operator": self._operator}[route.access]
+
+        async def serve(request: Request) -> Response:
+            with trio.move_on_after(ORCHESTRATOR_REQUEST_S):
+                return await answer(route, request)
+            raise Overloaded(f"no answer within {ORCHESTRATOR_REQUEST_S:g} s; it may be done or not: ask again")
+
+        return serve
+
+    # ---- Public ----
+
+    async def _public(self, route: ApiRoute, request: Request) -> Response:
+        message: Any = message_of_query(route, parameters(request.scope["query_string"]))
+        return _answered(route, await self._orchestrator.read(message))
+
+    async def metrics(self, _: Request) -> Response:
+        """Counters, in Prometheus' text format."""
+        orchestrator = self._orchestrator
+        counters = await orchestrator.read(m.ReadMetrics())
+        models = await orchestrator.read(m.ListModels())
+        assert isinstance(counters, m.Metrics)
+        assert isinstance(models, m.Models)
+        health = [
+            await orchestrator.read(m.ReadModelHealth(model_id=model.model_id, device=DEFAULT_DEVICE))
+            for model in models.models
+        ]
+        self._readings.counters = counters.counters
+        self._readings.health = tuple(one for one in health if isinstance(one, m.ModelHealth))
+        return Response(self.http_metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def openapi(self, _: Request) -> Response:
+        """The OpenAPI document."""
+        return json_response(self._document)
+
+    async def docs(self, _: Request) -> Response:
+        """The same, to be read."""
+        return Response(
+            self._page, media_type="text/html", headers={"content-security-policy": CONTENT_SECURITY_POLICY}
+        )
+
+    # ---- Signed ----
+
+    async def _signed(self, route: ApiRoute, request: Request) -> Response:
+        parameters_given = parameters(request.scope["query_string"])
+        if parameters_given:
+            raise InvalidRequest("a signed route takes no parameters: all of it is in the envelope", "query")
+        if route.method == "POST":
+            check_content_type(request.headers.get("content-type"), CBOR)
+            raw, where = await request.body(), BODY
+        else:
+            raw, where = sealed_of_header(request.headers.get(ENVELOPE_HEADER)), ENVELOPE_HEADER
+        try:
+            answer = await self._orchestrator.handle(raw, None, route.check)
+        except MalformedMessage as error:
+            raise named_field(error, where) from error
+        match answer:
+            case m.Assigned():
+                return json_response(j.json_of(await self._registration(peek_signer(raw), answer)))
+            case m.Acknowledged():
+                return json_response(j.json_of(j.Acknowledgement()))
+            case _:
+                return _answered(route, answer)
+
+    async def _registration(self, peer: PeerId, answer: m.Assigned) -> j.Registration:
+        """``answer`` with the peers that the manual's has in it, and the number of the copy that the worker holds."""
+        listed = await self._orchestrator.read(m.ListPeers(model_id=answer.model_id))
+        assert isinstance(listed, m.Peers)
+        groups = replica_groups(self._orchestrator.membership.members())
+        return j.registration(answer, listed.peers, groups.get(peer, 0))
+
+    # ---- Operator ----
+
+    async def _operator(self, route: ApiRoute, request: Request) -> Response:
+        token = bearer_token(request.headers.get("authorization"))
+        given = parameters(request.scope["query_string"])
+        one_row = False
+        if route.also:
+            one_row = not flag(given, "all")
+            if one_row == ("peer_id" not in given):
+                raise InvalidRequest("give one peer_id, or all=true", "peer_id")
+        if route.method == "POST":
+            check_content_type(request.headers.get("content-type"), JSON)
+            message: Any = message_of_json(route, await request.body())
+        else:
+            message = message_of_query(route, given)
+        where = f"http {request.client.host}" if request.client is not None else "http"
+        answer = await self._orchestrator.operate(token, message, where=where)
+        if isinstance(answer, m.SnapshotPage) and "chain" not in given and answer.chain != message.chain:
+            pull = m.PullSnapshot(chain=answer.chain, since=message.since, limit=message.limit)
+            answer = await self._orchestrator.operate(token, pull, where=where)
+        if one_row:
+            return json_response(j.json_of(route.of(answer)[0]))
+        return _answered(route, answer)
+
+
+def _answered(route: ApiRoute, answer: Any) -> Response:
+    body: BaseModel | list[BaseModel] = route.of(answer)
+    if not isinstance(body, list):
+        return json_response(j.json_of(body))
+    headers = {}
+    if route.next_key is not None and body and answer.more:
+        headers[NEXT_HEADER] = str(getattr(body[-1], route.next_key))
+    return json_response([j.json_of(row) for row in body], headers)
+
+
+def _route_of(path: str) -> str:
+    """The name under which a path is counted."""
+    if path in _PATHS:
+        return path
+    return next((name for pattern, name in _MOVED if pattern.match(path)), "other")
