@@ -139,6 +139,7 @@ class Mesh:
         min_stages = plan.min_stages if plan.min_stages is not None else plan.workers
         self.orchestrator.arguments = [
             *("--p2p-host", "127.0.0.1", "--p2p-port", "0", "--bootstrap", self.bootstrap.p2p_address),
+            *("--api-host", "127.0.0.1", "--api-port", "0"),
             *("--model-id", plan.model, "--recipe", plan.recipe, "--min-stages", str(min_stages), *models),
         ]
         await self.launch(self.orchestrator, "orchestrator", self.orchestrator.arguments)
@@ -189,7 +190,7 @@ class Mesh:
         """Start a node again after its end: the same key, data and ports; waits until it is up."""
         command = {"bootstrap": "bootstrap", "orchestrator": "orchestrator"}.get(node.name, "daemon")
         ports = ["--p2p-port", node.p2p_address.split("/")[4]]
-        if command == "daemon":
+        if command != "bootstrap":
             ports += ["--api-port", node.api_url.rpartition(":")[2]]
         await self.launch(node, command, [*node.arguments, *ports])
         await self.wait_ready(node)

@@ -399,6 +399,8 @@ class OrchestratorConfig(ModelRoleConfig):
 
     p2p_host: P2pHost = EVERY_HOST
     p2p_port: P2pPort = 9090
+    api_host: Annotated[IpAddress, Field(description="the address of the HTTP API")] = "127.0.0.1"
+    api_port: Annotated[Port, Field(description="the port of the HTTP API; 0 takes a free one")] = 9091
     data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("orchestrator"))
     models_dir: ModelsDir = Field(default_factory=default_models_dir)
     recipe: RecipeSetting = DEFAULT_RECIPE

@@ -10,6 +10,8 @@ import trio
 
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
+from tessella_p2p.bridge.orchestrator_app import create_orchestrator_app
+from tessella_p2p.bridge.server import serve
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.ledger.store import LedgerStore
@@ -75,7 +77,10 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
             await nursery.start(discovery.run)
             await nursery.start(orchestrator.run)
             nursery.start_soon(save_sequences, sequencer, store)
-            leaving = await come_up(nursery, config, network)
+            url = await nursery.start(
+                partial(serve, create_orchestrator_app(orchestrator), config.api_host, config.api_port)
+            )
+            leaving = await come_up(nursery, config, network, url)
             await leaving.wait()
             nursery.cancel_scope.cancel()
 
