@@ -56,6 +56,7 @@ BARS: Final[Mapping[str, Bar]] = MappingProxyType(
         "chain.hop_added_ms_p50": Bar(0.5, at_least=False),
         "net.hop_added_ms_p50": Bar(0.5, at_least=False),
         "net.throughput_vs_tcp": Bar(0.3, 0.4),
+        "orchestrator.grants_per_s": Bar(200.0),
     }
 )
 """By name. `engine.bit_identity_price` has none: it is a price, and is only reported."""
