@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import trio
 
@@ -40,6 +40,38 @@ from tessella_p2p.wire.messages import (
 AnswerT = TypeVar("AnswerT", bound=Message)
 
 
+class OrchestratorPort(Protocol):
+    """What a node asks its orchestrators through: one of them (`OrchestratorClient`), or whichever answers (``failover``)."""
+
+    @property
+    def orchestrator(self) -> PeerId:
+        """Who is asked now."""
+        ...
+
+    @property
+    def orchestrators(self) -> tuple[PeerId, ...]:
+        """Everybody who may answer, the preferred one first: this node's pins. What they signed counts, whoever is asked now."""
+        ...
+
+    def at(self, orchestrator: PeerId) -> OrchestratorClient | None:
+        """The way to one of them, for what concerns it alone; None where it is not pinned."""
+        ...
+
+    async def call(self, body: OrchestratorRequest, timeout_s: float = ORCHESTRATOR_REQUEST_S) -> OrchestratorAnswer:
+        """See `OrchestratorClient.call`."""
+        ...
+
+    async def ask(
+        self, body: OrchestratorRequest, answer: type[AnswerT], timeout_s: float = ORCHESTRATOR_REQUEST_S
+    ) -> AnswerT:
+        """See `OrchestratorClient.ask`."""
+        ...
+
+    async def follow(self, request: Subscribe, take: Callable[[Stages | Acknowledged], None]) -> NoReturn:
+        """See `OrchestratorClient.follow`."""
+        ...
+
+
 class OrchestratorClient:
     """Asks one pinned orchestrator. Tasks may ask at the same time.
 
@@ -67,6 +99,15 @@ class OrchestratorClient:
         self._clock = clock
         self._sequencer = sequencer
         self._address = None if address is None else address.partition("/p2p/")[0]
+
+    @property
+    def orchestrators(self) -> tuple[PeerId, ...]:
+        """See `OrchestratorPort`."""
+        return (self.orchestrator,)
+
+    def at(self, orchestrator: PeerId) -> OrchestratorClient | None:
+        """See `OrchestratorPort`."""
+        return self if orchestrator == self.orchestrator else None
 
     async def call(self, body: OrchestratorRequest, timeout_s: float = ORCHESTRATOR_REQUEST_S) -> OrchestratorAnswer:
         """Ask, and wait for the answer. A cancellation resets the stream; the request may or may not have been served.
