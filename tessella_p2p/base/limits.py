@@ -375,6 +375,9 @@ PROOF_GRACE_S = 24 * 3600.0
 """A settled proof's bytes are kept for so long after its ticket's last day, for federated orchestrators that were away."""
 MAX_DROPPED_PROOFS = 1024
 """Proofs' bytes that one transaction drops."""
+MAX_REMEMBERED_ENVELOPES = 8192
+MAX_REMEMBERED_BYTES = 1 * KIB
+"""Tickets and leases, together, that are opened once for all proofs that carry them, and how long one may be for that."""
 MAX_SETTLED_TOGETHER = 4096
 """Proofs of waiting requests that one transaction takes."""
 
@@ -415,8 +418,10 @@ AUDIT_SHARE = 0.02
 """Share of all settled proofs that are recomputed."""
 AUDIT_RECHECK_SHARE = 0.1
 """Share of the audits in which a second auditor is asked although the first one found nothing."""
-AUDIT_QUORUM = 2
-"""Workers that have to give the same answer before another answer is a lie."""
+AUDIT_QUORUM = 3
+"""Auditors that have to give the same answer before another answer is a lie …"""
+AUDIT_QUORUM_LEAST = 2
+"""… and as many where no more can be asked."""
 MAX_AUDITORS = 5
 """Auditors that one audit hears, at most."""
 MAX_AUDITORS_ASKED = 12

@@ -1,15 +1,21 @@
-"""What waits at a stage: steps with what takes their results, opens and closes with the event that their caller waits for."""
+"""What waits at a stage: steps with what takes their results, opens and closes with the event that their caller waits for.
+
+Opens that find no place wait in `WaitingOpens`, whose order is that of the tiers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import trio
 
 from tessella_p2p.base.errors import LocalProtocolError, TessellaError
+from tessella_p2p.base.limits import MAX_WAITING_OPENS, PLACE_RETRY_S
 from tessella_p2p.stages.batching import Waiting
 from tessella_p2p.stages.engine import Buffer, SessionKey, StageEngine, StepAnswer, StepInput
+from tessella_p2p.stages.tier_queue import TierQueue
 from tessella_p2p.wire.messages import Tier
 
 
@@ -89,6 +95,8 @@ class Command:
     """The engine has carried it out, or refused it with ``error``."""
     abandoned: bool = False
     """The caller of this open is gone."""
+    wait_until: float = 0.0
+    """How long this open waits for a place (trio's clock), where the stage is full."""
 
     def execute(self, engine: StageEngine) -> None:
         """Carry it out, on the engine's thread; a refusal becomes ``error``, any other exception is a crash and leaves."""
@@ -139,6 +147,59 @@ class Turn:
                     raise LocalProtocolError(f"{len(self.answers)} answers to {len(self.batch)} steps")
         except Exception as error:  # noqa: BLE001 - native code under a peer's load: whatever it raises ends here
             self.crash = error
+
+
+class WaitingOpens:
+    """Opens that wait for a place, and who of them gets the next one: see `tier_queue`."""
+
+    def __init__(self) -> None:
+        self._queue: TierQueue[Command] = TierQueue(MAX_WAITING_OPENS)
+        self.retry_at = -inf
+        """While it lies ahead, the engine has no room for whoever is next, though it has a place: nobody goes before that one."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __contains__(self, command: Command) -> bool:
+        return any(command is waiting for waiting in self._queue)
+
+    def has(self, key: SessionKey) -> bool:
+        """Whether a session is among them."""
+        return any(command.key == key for command in self._queue)
+
+    def put(self, command: Command, tier: Tier) -> None:
+        """Wait. Raises `Overloaded` where too many of the tier do."""
+        self._queue.put(command, tier)
+
+    def take(self, places: int, now: float) -> list[Command]:
+        """Those who get a place now."""
+        taken: list[Command] = []
+        while len(taken) < places and now >= self.retry_at:
+            command = self._queue.take()
+            if command is None:
+                break
+            taken.append(command)
+        return taken
+
+    def put_back(self, command: Command, tier: Tier, now: float) -> None:
+        """The engine had no room for it: it is the next again, when something has changed, or the time may have changed something."""
+        self._queue.put_back(command, tier)
+        self.retry_at = now + PLACE_RETRY_S
+
+    def impatient(self, now: float) -> list[Command]:
+        """Take out those who wait no longer."""
+        over = [command for command in self._queue if command.wait_until <= now or now == inf]
+        for command in over:
+            self._queue.drop(command)
+        return over
+
+    def drop(self, command: Command) -> bool:
+        """Wait no longer; whether it did."""
+        return self._queue.drop(command)
+
+    def clear(self) -> list[Command]:
+        """Nobody waits any more; whoever did."""
+        return self.impatient(inf)
 
 
 Loader = Callable[[], StageEngine]

@@ -21,8 +21,15 @@ from typing import Self
 import structlog
 import trio
 
-from tessella_p2p.base.errors import CacheMiss, LocalProtocolError, Overloaded, PromptTooLong, TessellaError
-from tessella_p2p.base.limits import MAX_QUEUED_STEPS, MAX_WAITING_OPENS
+from tessella_p2p.base.errors import (
+    CacheMiss,
+    LocalProtocolError,
+    Overloaded,
+    PromptTooLong,
+    TessellaError,
+    TooManyHopBodies,
+)
+from tessella_p2p.base.limits import MAX_QUEUED_STEPS
 from tessella_p2p.net.corking import corked
 from tessella_p2p.stages.batching import plan_turn, singles_per_turn, singles_worth_waiting_for
 from tessella_p2p.stages.engine import (
@@ -36,7 +43,7 @@ from tessella_p2p.stages.engine import (
 )
 from tessella_p2p.stages.engine_life import EngineLife, StageRules, StageState
 from tessella_p2p.stages.engine_thread import EngineThread, InlineRunner, TurnRunner
-from tessella_p2p.stages.pending import Command, Loader, PendingStep, SessionTerms, StepResult, Turn
+from tessella_p2p.stages.pending import Command, Loader, PendingStep, SessionTerms, StepResult, Turn, WaitingOpens
 from tessella_p2p.wire.messages import Tier
 
 log = structlog.get_logger(__name__)
@@ -69,6 +76,7 @@ class StageService:
         self._life = EngineLife(engine, load, self._rules)
         self._runner = InlineRunner(compute_s) if inline else runner
         self._commands: list[Command] = []
+        self._waiting = WaitingOpens()
         self._ready: list[PendingStep] = []
         self._open: dict[SessionKey, SessionTerms] = {}
         self._decoding: set[SessionKey] = set()
@@ -157,14 +165,19 @@ class StageService:
 
     @property
     def queue_depth(self) -> int:
-        """Steps that wait or run."""
-        return len(self._ready)
+        """Steps that wait or run, and sessions that wait for a place."""
+        return len(self._ready) + len(self._waiting)
 
     @property
     def num_waiting(self) -> Mapping[Tier, int]:
         """Steps that wait for a turn, by tier."""
         waiting: Counter[Tier] = Counter(p.tier for p in self._ready if not p.running)
         return waiting
+
+    @property
+    def num_waiting_opens(self) -> int:
+        """Sessions that wait for a place."""
+        return len(self._waiting)
 
     @property
     def num_sessions(self) -> int:
@@ -174,7 +187,14 @@ class StageService:
     # ---- what callers do ----
 
     async def open(
-        self, key: SessionKey, max_positions: int, num_stages: int = 1, tier: Tier = "Leech", scope: bytes = b""
+        self,
+        key: SessionKey,
+        max_positions: int,
+        num_stages: int = 1,
+        tier: Tier = "Leech",
+        scope: bytes = b"",
+        *,
+        wait_s: float = 0.0,
     ) -> None:
         """Enter a session; an engine that sleeps or is being loaded again is waited for. Cancelled, it leaves no session behind.
 
@@ -184,43 +204,76 @@ class StageService:
             num_stages: of its route; see `batching.singles_per_turn`.
             tier: decides who goes first when not everybody can.
             scope: whose cached prefixes it may use; see `engine.StageEngine.open_session`.
+            wait_s: how long it waits for a place where the stage is full, in the order of the tiers; see `tier_queue`.
 
         Raises:
             PromptTooLong, Overloaded, StaleEpoch: see `engine.StageEngine.open_session`.
-            Overloaded: besides, when the stage is saturated, its engine does not load, or ``patience_s`` has passed.
+            TooManyHopBodies: it is full, or was so for ``wait_s``.
+            Overloaded: besides, when the stage is saturated, its engine does not load, ``patience_s`` has passed, or too many wait.
             CacheMiss: the engine crashed over it.
         """
         if not self._running:
             raise Overloaded("this stage is not running")
-        self._check_admission()
-        command = self._submit(Command(key, SessionTerms(max_positions, num_stages, tier, scope)))
+        refusal = self._life.refusal(trio.current_time())
+        if refusal is not None:
+            raise refusal
+        terms = SessionTerms(max_positions, num_stages, tier, scope)
+        began = trio.current_time()
+        command = Command(key, terms, wait_until=began + wait_s)
+        self._waiting.put(command, tier)
+        self._give_places()
         try:
-            with trio.move_on_after(self._rules.patience_s):
-                await command.done.wait()
+            if command in self._waiting:
+                with trio.move_on_at(command.wait_until):
+                    await command.done.wait()
+            if command not in self._waiting:
+                with trio.move_on_at(max(began + self._rules.patience_s, command.wait_until)):
+                    await command.done.wait()
         except trio.Cancelled:
             self._abandon(command)
             raise
         if not command.done.is_set():
+            is_full = command in self._waiting
             self._abandon(command)
+            if is_full:
+                raise TooManyHopBodies(f"this stage was full for {wait_s:g} s: it is not broken")
             what = "loading its weights" if self.state == "loading" else "busy"
             raise Overloaded(f"this stage is {what}: the session could not be opened in {self._rules.patience_s:.0f} s")
         if command.error is not None:
             raise command.error
 
+    def waits(self, key: SessionKey) -> bool:
+        """Whether a session waits for a place."""
+        return self._waiting.has(key)
+
     def _abandon(self, opening: Command) -> None:
         """Nobody waits for this open any more; what it has opened, or will have, is closed."""
         opening.abandoned = True
+        if self._waiting.drop(opening):
+            opening.done.set()
         # If the open failed, the session may be somebody else's: nothing of ours is to be closed.
-        if opening.done.is_set() and opening.executed and opening.error is None:
+        elif opening.done.is_set() and opening.executed and opening.error is None:
             self._submit(Command(opening.key, None))
 
-    def _check_admission(self) -> None:
-        refusal = self._life.refusal(trio.current_time())
-        if refusal is not None:
-            raise refusal
-        waiting = sum(command.opens is not None for command in self._commands)
-        if waiting >= MAX_WAITING_OPENS:
-            raise Overloaded(f"{waiting} sessions wait to be opened at this stage already")
+    def _give_places(self) -> None:
+        """Let in who is next, as many as there are places, and refuse who does not want to wait."""
+        now = trio.current_time()
+        let_in = self._waiting.take(self._free_places(), now)
+        if let_in:
+            self._commands.extend(let_in)
+            self._wake.set()
+        for command in self._waiting.impatient(now):
+            command.error = TooManyHopBodies(
+                f"this stage serves {len(self._open)} sessions of {self.engine.max_sessions}, and "
+                f"{len(self._waiting)} wait: it is full, not broken"
+            )
+            command.done.set()
+
+    def _free_places(self) -> int:
+        """Places that nobody has, or is about to get; those of sessions that are about to be closed are free."""
+        opening = sum(command.opens is not None for command in self._commands)
+        closing = {command.key for command in self._commands if command.opens is None}
+        return self.engine.max_sessions - opening - len(self._open.keys() - closing)
 
     async def close(self, key: SessionKey) -> None:
         """Free a session's KV; an unknown key is fine. Cancelled, the session is freed all the same, a little later."""
@@ -305,6 +358,8 @@ class StageService:
                     self._finish(pending, gone)
         self._commands.append(command)
         self._wake.set()
+        self._waiting.retry_at = -inf
+        self._give_places()
         return command
 
     # ---- the task ----
@@ -344,6 +399,8 @@ class StageService:
             deadline = inf
             if self._life.retry_at is not None:
                 deadline = self._life.retry_at
+            elif self._waiting:
+                deadline = self._waiting.retry_at if self._waiting.retry_at > trio.current_time() else inf
             elif self._rules.sleep_after_s is not None and self._may_sleep():
                 deadline = trio.current_time() + self._rules.sleep_after_s
             self._resting = True
@@ -356,6 +413,8 @@ class StageService:
                 self._wake = trio.Event()
             elif scope.cancelled_caught and self._life.retry_at is not None:
                 await self._life.load(runner)
+            elif scope.cancelled_caught and self._waiting:
+                self._give_places()
             elif scope.cancelled_caught:
                 await self._life.sleep(runner)
 
@@ -384,6 +443,7 @@ class StageService:
     async def _turn(self, runner: TurnRunner) -> None:
         turn, self._begun = self._begun, None
         if turn is None:
+            self._give_places()
             commands = [command for command in self._commands if not self._settle_without_engine(command)]
             if commands and not self._life.is_loaded:
                 await self._wake_up(runner)
@@ -435,6 +495,8 @@ class StageService:
             if turn.crash is None:
                 held: list[tuple[PendingStep, StepResult]] = []
                 self._held = held
+                for command in self._without_room(turn.commands):
+                    turn.commands.remove(command)
                 for command in turn.commands:
                     self._settle(command)
                 for (pending, rows), answer in zip(turn.taken, turn.answers, strict=True):
@@ -474,6 +536,21 @@ class StageService:
         if command.abandoned:
             self._abandon(command)
 
+    def _without_room(self, commands: Sequence[Command]) -> list[Command]:
+        """Opens that the engine had no room for, and that can wait: each is back in its place in the queue."""
+        now = trio.current_time()
+        waiting = [
+            command
+            for command in reversed(commands)  # who was taken last goes back first
+            if isinstance(command.error, TooManyHopBodies) and not command.abandoned and command.wait_until > now
+        ]
+        for command in waiting:
+            assert command.opens is not None
+            command.error, command.executed = None, False
+            self._commands.remove(command)
+            self._waiting.put_back(command, command.opens.tier, now)
+        return waiting
+
     async def _wake_up(self, runner: TurnRunner) -> None:
         """Load an engine that sleeps, or is not there since a crash; when it does not load, whoever waits is told."""
         if self._life.retry_at is None:
@@ -484,6 +561,9 @@ class StageService:
         for command in [command for command in self._commands if command.opens is not None]:
             command.error = refusal
             self._settle(command)
+        for command in self._waiting.clear():
+            command.error = refusal
+            command.done.set()
 
     # ---- crashes ----
 
@@ -515,6 +595,8 @@ class StageService:
             self._decoding.discard(key)
         for pending in [p for p in self._ready if p.step.session in lost]:
             self._finish(pending, gone)
+        self._waiting.retry_at = -inf
+        self._give_places()
         if self._life.can_reload:
             await self._wake_up(runner)
             return
@@ -563,7 +645,7 @@ class StageService:
 
     def _stop(self) -> None:
         stopped = CacheMiss("this stage has stopped; its sessions are gone")
-        for command in self._commands:
+        for command in (*self._commands, *self._waiting.clear()):
             command.error = Overloaded("this stage has stopped") if command.opens is not None else None
             command.done.set()
         for pending in list(self._ready):

@@ -1,8 +1,8 @@
 """Who goes next when not everybody can: a weighted fair queue over the tiers (pure).
 
-Each tier has a line of its own, first come, first served. While several lines wait, places are shared by weight (stride scheduling:
-C. Waldspurger and W. Weihl, 1995): of 21 places VIP gets 16, Standard 4 and Leech 1. A line that was empty saves nothing up, and owes
-nothing. So nobody starves, and nobody who waits alone is held up.
+Each tier has a line of its own, first come, first served. While several lines wait, places are shared by weight (self-clocked fair
+queueing: S. J. Golestani, INFOCOM 1994): of 21 places VIP gets 16, Standard 4 and Leech 1, in that order. A line that was empty saves
+nothing up, and owes nothing. So nobody starves, and nobody who waits alone is held up.
 
 What is promised, for the item at ``place`` (from 0) of a line whose share is one place in ``k``, whatever comes after it: it is taken
 within the next ``k * (place + 1) + LATE`` takes. `tests/stages/test_tier_queue.py` looks for counterexamples.
@@ -20,7 +20,7 @@ from tessella_p2p.wire.messages import Tier
 T = TypeVar("T")
 
 SHARES: Final[Mapping[Tier, int]] = {"VIP": 16, "Standard": 4, "Leech": 1}
-"""Places out of their sum. The higher tier comes first in it, and goes first of two whose turn it is."""
+"""Places out of their sum; of two whose turn it is, the first here goes first."""
 TOTAL_SHARES: Final = sum(SHARES.values())
 LATE: Final = TOTAL_SHARES
 """How many places a line may be behind its share."""
@@ -37,8 +37,9 @@ class TierQueue(Generic[T]):
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._lines: dict[Tier, deque[T]] = {tier: deque() for tier in SHARES}
-        self._passes: dict[Tier, int] = dict.fromkeys(SHARES, 0)  # the line with the lowest is next
-        self._now = 0  # the pass of whoever was taken last
+        # When, in virtual time, a line's first item has had its turn; of an empty line, when its last one had. The least is next.
+        self._ends: dict[Tier, int] = dict.fromkeys(SHARES, 0)
+        self._now = 0  # the end of whoever was taken last
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -61,23 +62,25 @@ class TierQueue(Generic[T]):
         if len(line) >= self._max_waiting:
             raise Overloaded(f"{len(line)} of tier {tier} wait already; try again later")
         if not line:
-            self._passes[tier] = max(self._passes[tier], self._now)
+            self._ends[tier] = max(self._ends[tier], self._now) + _STRIDES[tier]
         line.append(item)
 
     def put_back(self, item: T, tier: Tier) -> None:
-        """Return what was taken just now, as if it had not been."""
-        self._passes[tier] -= _STRIDES[tier]
-        self._now = self._passes[tier]
+        """Return what was taken just now; of several, the last one first."""
+        if self._lines[tier]:
+            self._ends[tier] -= _STRIDES[tier]
         self._lines[tier].appendleft(item)
 
     def take(self) -> T | None:
         """Whose turn it is; None when nobody waits."""
-        tier = min((tier for tier, line in self._lines.items() if line), key=self._passes.__getitem__, default=None)
+        tier = min((tier for tier, line in self._lines.items() if line), key=self._ends.__getitem__, default=None)
         if tier is None:
             return None
-        self._now = self._passes[tier]
-        self._passes[tier] += _STRIDES[tier]
-        return self._lines[tier].popleft()
+        line, self._now = self._lines[tier], self._ends[tier]
+        item = line.popleft()
+        if line:
+            self._ends[tier] += _STRIDES[tier]
+        return item
 
     def drop(self, item: T) -> bool:
         """Wait no longer; whether the item did."""
