@@ -32,7 +32,7 @@ from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, ch
 from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
-from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.ledger.client import OrchestratorPort
 from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.model.coverage import walk
 from tessella_p2p.model.recipe import by_preference
@@ -76,7 +76,7 @@ class EntryService:
         context: EntryContext,
         model: ServedModel,
         discovery: Discovery,
-        client: OrchestratorClient | None,
+        client: OrchestratorPort | None,
         *,
         max_input_tokens: int | None = None,
         reports: FailureReports | None = None,
@@ -121,7 +121,7 @@ class EntryService:
         else:
             await self._follow(self._client)
 
-    async def _follow(self, client: OrchestratorClient) -> None:
+    async def _follow(self, client: OrchestratorPort) -> None:
         while True:
             try:
                 answer = await client.ask(m.ListStages(manifest_root=self._model.manifest_root), m.Stages)
@@ -324,9 +324,9 @@ class EntryService:
         except TransportError as error:
             log.warning("no ticket: this request is served unpaid", request_id=request_id, reason=str(error))
             return "Leech", None
-        envelope = open_envelope(
-            answer.ticket, m.TICKET, now_ms=self._context.clock.unix_ms(), signer=self._client.orchestrator
-        )
+        envelope = open_envelope(answer.ticket, m.TICKET, now_ms=self._context.clock.unix_ms())
+        if envelope.signer not in self._client.orchestrators:
+            raise RemoteProtocolError(f"a ticket of {envelope.signer}, which this node does not pin")
         ticket = envelope.message(m.Ticket)
         bound = (ticket.request_id, ticket.requester, ticket.manifest_root, ticket.recipe)
         if bound != (request_id, self._context.key.peer_id, self._model.manifest_root, recipe):

@@ -15,7 +15,7 @@ import trio
 from tessella_p2p.base.errors import RemoteProtocolError, TessellaError, TransportError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_WAITING_REPORTS, REPORT_PERIOD_S
-from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.ledger.client import OrchestratorPort
 from tessella_p2p.wire import messages as m
 
 log = structlog.get_logger(__name__)
@@ -28,7 +28,7 @@ class FailureReports:
         client: asks the orchestrator.
     """
 
-    def __init__(self, client: OrchestratorClient) -> None:
+    def __init__(self, client: OrchestratorPort) -> None:
         self._client = client
         self._waiting: OrderedDict[PeerId, str] = OrderedDict()
         self._news = trio.Event()

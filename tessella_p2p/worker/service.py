@@ -19,7 +19,7 @@ from tessella_p2p.base.errors import (
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import GOSSIP_TICK_MAX_S, HEARTBEAT_S, RECORD_TTL_S
 from tessella_p2p.dht.service import Discovery
-from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.ledger.client import OrchestratorPort
 from tessella_p2p.stages.opening import StageIdentity
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire import messages as m
@@ -78,7 +78,7 @@ class Worker:
         self,
         context: StageContext,
         offer: Offer,
-        client: OrchestratorClient,
+        client: OrchestratorPort,
         discovery: Discovery,
         proofs: ProofWriter,
         load: Callable[[LayerRange], Awaitable[StageService]],
@@ -156,9 +156,9 @@ class Worker:
 
     def _accept(self, assigned: m.Assigned) -> Assignment:
         """Check a lease before anything is done with it: it is what peers will check too."""
-        envelope = open_envelope(
-            assigned.lease, m.LEASE, now_ms=self._context.clock.unix_ms(), signer=self._client.orchestrator
-        )
+        envelope = open_envelope(assigned.lease, m.LEASE, now_ms=self._context.clock.unix_ms())
+        if envelope.signer not in self._client.orchestrators:
+            raise RemoteProtocolError(f"a lease of {envelope.signer}, which this node does not pin")
         lease = envelope.message(m.Lease)
         offer = self._offer
         granted = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers)
@@ -252,7 +252,7 @@ class Worker:
             layers=assignment.layers,
             total_layers=offer.total_layers,
             max_positions=stage.engine.max_positions,
-            pins=frozenset({self._client.orchestrator}),
+            pins=frozenset(self._client.orchestrators),
             lease=assignment.lease,
         )
         self.assignment = assignment
