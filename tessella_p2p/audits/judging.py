@@ -9,9 +9,10 @@ conspire; a digest that only one names is a lie or a broken machine.
 
     what was said                                   what follows
     the worker's own digest                         passed (now and then another auditor is asked all the same)
-    another digest                                  another auditor adjudicates
+    another digest                                  other auditors adjudicate
     `AUDIT_QUORUM` auditors name the same one       it is the truth; whoever named another one, worker or auditor, failed
-    nobody is left to be asked                      the worker's own word counts beside the auditors', or it is inconclusive
+    nobody is left to be asked                      `AUDIT_QUORUM_LEAST` are enough, and for the worker its own word is one of
+                                                    them; else it is inconclusive
     the history is not shown                        another auditor tries; then inconclusive, and counted against who withheld it
 
 The worker ``copied`` where its digest is that of a ``scale`` canary's known-wrong answer. An ``echo`` canary proves no copy: whoever
@@ -30,7 +31,13 @@ from typing import Literal
 from tessella_p2p.audits.sampling import Claim
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import AUDIT_QUORUM, MAX_AUDITORS, MICRO_PER_CREDIT, MIN_PENALTY_CREDITS
+from tessella_p2p.base.limits import (
+    AUDIT_QUORUM,
+    AUDIT_QUORUM_LEAST,
+    MAX_AUDITORS,
+    MICRO_PER_CREDIT,
+    MIN_PENALTY_CREDITS,
+)
 from tessella_p2p.wire.messages import AuditOrder, AuditReport
 
 VerdictWord = Literal["passed", "failed", "inconclusive", "copied"]
@@ -127,16 +134,17 @@ def conclude(claim: Claim, testimonies: Sequence[Testimony], *, recheck: bool, e
     """
     exhausted = exhausted or len(testimonies) >= MAX_AUDITORS
     said = [each for each in testimonies if each.agrees is not None]
-    for_worker = sum(1 for each in said if each.agrees)
-    against = _against(said)
     if not said:
         return _nothing_said(claim, testimonies, exhausted=exhausted)
-    if not against:
-        enough = exhausted or not recheck or for_worker >= AUDIT_QUORUM
+    for_worker = sum(1 for each in said if each.agrees)
+    if for_worker == len(said):
+        enough = exhausted or not recheck or for_worker >= AUDIT_QUORUM_LEAST
         return _passed(claim, said) if enough else None
-    if against >= AUDIT_QUORUM and against > for_worker:
+    against = _against(said)
+    quorum = AUDIT_QUORUM_LEAST if exhausted else AUDIT_QUORUM
+    if against >= quorum and against > for_worker:
         return _failed(claim, said)
-    if for_worker >= AUDIT_QUORUM and for_worker > against:
+    if for_worker >= quorum and for_worker > against:
         return _passed(claim, said)
     if not exhausted:
         return None
@@ -156,7 +164,7 @@ def _against(said: Sequence[Testimony]) -> int:
 def _passed(claim: Claim, said: Sequence[Testimony]) -> Conclusion:
     agreeing = [each for each in said if each.agrees]
     others: tuple[Verdict, ...] = ()
-    if any(each.digest is not None for each in agreeing):
+    if len(agreeing) < len(said) and any(each.digest is not None for each in agreeing):
         others = _false_reports(said, claim.output_digest, agreeing)
     return Conclusion(_verdict(claim.worker, "passed", None, "", agreeing), others)
 
@@ -166,10 +174,10 @@ def _failed(claim: Claim, said: Sequence[Testimony]) -> Conclusion:
     truth = max(digests, key=lambda digest: digests[digest], default=None)
     accusing = [each for each in said if each.agrees is False and each.digest in (truth, None)]
     others: tuple[Verdict, ...] = ()
-    if truth is not None and digests[truth] >= AUDIT_QUORUM:
+    if truth is not None and digests[truth] >= AUDIT_QUORUM_LEAST:
         others = _false_reports(said, truth, accusing)
     copied = Counter(each.copied for each in accusing if each.copied is not None)
-    canary = next((peer for peer, times in copied.items() if times >= AUDIT_QUORUM), None)
+    canary = next((peer for peer, times in copied.items() if times >= AUDIT_QUORUM_LEAST), None)
     where = f"the output of layers {claim.layers} up to position {claim.positions}"
     if canary is not None:
         reason = f"{where} is what the canary {canary} answers"
@@ -193,9 +201,11 @@ def _verdict(peer: PeerId, word: VerdictWord, code: str | None, reason: str, bel
 
 def _nothing_said(claim: Claim, testimonies: Sequence[Testimony], *, exhausted: bool) -> Conclusion | None:
     """Inconclusive once two auditors say that the same peer shows nothing, or once nobody is left."""
+    if not testimonies and not exhausted:
+        return None
     withheld = Counter(each.withheld_by for each in testimonies if each.withheld_by is not None)
     by, times = withheld.most_common(1)[0] if withheld else (None, 0)
-    if times < AUDIT_QUORUM and not exhausted:
+    if times < AUDIT_QUORUM_LEAST and not exhausted:
         return None
     if by is None:
         code = next((each.code for each in testimonies if each.code is not None), NO_AUDITOR)
