@@ -32,6 +32,7 @@ from tessella_p2p.entry.routes import Route
 from tessella_p2p.stages.digest import RunningDigest
 from tessella_p2p.stages.faults import error_of
 from tessella_p2p.stages.frame_link import FrameLink
+from tessella_p2p.stages.history import Track, TrackKey
 from tessella_p2p.stages.opening import open_hash, seal_capability, verify_capability
 from tessella_p2p.stages.token_body import TOKEN_ID_BYTES, parse_sampled, token_body_bytes
 from tessella_p2p.stages.work import seal_receipt
@@ -65,6 +66,7 @@ class Chain:
         self._epoch = epoch
         self._token_body_bytes = token_body_bytes(plan.sampling, plan.output, plan.vocabulary)
         self.route = route
+        self._track: Track | None = None
         self._head: FrameLink | None = None
         self._tokens: FrameLink | None = None
         self._opened = b""
@@ -106,6 +108,7 @@ class Chain:
         envelope, capability = self._seal_open(ids)
         self._opened = open_hash(envelope)
         self._digest = RunningDigest(self._plan.digest_key, self._opened)
+        self._begin_track(envelope)
         head = self.route.stages[0].peer_id
         self._context.network.add_addresses(head, self.route.stages[0].addresses)  # its own word, out of its record
         try:
@@ -121,6 +124,12 @@ class Chain:
         chunk = prefill_chunk(len(ids))
         for start in range(0, len(ids), chunk):
             await self.step(ids[start : start + chunk], sample=start + chunk >= len(ids))
+
+    def _begin_track(self, envelope: bytes) -> None:
+        """Keep what an auditor of the head may ask for, where that is paid."""
+        history = self._context.history
+        if history is not None and self._plan.ticket is not None:
+            self._track = history.begin(TrackKey(*self.key, "input", self.route.stages[0].peer_id), envelope)
 
     def _seal_open(self, ids: Sequence[int]) -> tuple[bytes, bytes]:
         context, body = self._context, self._open_body(ids)
@@ -180,6 +189,8 @@ class Chain:
         sent.step, sent.position = sent.step + 1, sent.position + len(ids)
         if sample:
             sent.asked = sent.position
+        if self._track is not None:
+            self._track.note(frame)
         await self._send(frame)
 
     async def _send(self, frame: Frame) -> None:
@@ -342,6 +353,8 @@ class Chain:
             return
         self.ended.set()
         self.send_receipt()
+        if self._track is not None:
+            self._track.end(trio.current_time())
         if self._head is not None:
             self._head.close_session(self.key)
             self._context.links.detach(self._head.peer, self.key, self)

@@ -23,6 +23,7 @@ from tessella_p2p.base.limits import (
 from tessella_p2p.entry.api import GenerateRequest
 from tessella_p2p.net.network import Network
 from tessella_p2p.stages.engine import Sampled
+from tessella_p2p.stages.history import History
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Sequencer
@@ -32,7 +33,7 @@ from tessella_p2p.wire.keys import NodeKey
 
 @dataclass(frozen=True, slots=True)
 class EntryContext:
-    """What every session of an entry shares."""
+    """What every session of an entry shares; ``history`` keeps what auditors may ask for, None keeps nothing."""
 
     network: Network
     key: NodeKey
@@ -42,6 +43,7 @@ class EntryContext:
     random_bytes: Callable[[int], bytes]
     hop_timeout_s: float = HOP_TIMEOUT_S
     checkpoint_s: float = CHECKPOINT_S
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
 from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.net.network import Network
+from tessella_p2p.stages.history import History
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.work import WorkMeter
@@ -44,6 +45,7 @@ class StageContext:
         is_known: whether a peer's own signed addresses are known; if so, what an entry says of its address is not believed.
         checkpoint_s: how often confirmed work is journaled.
         reports: of next stages that failed this one; None where nobody is told.
+        history: keeps what auditors may ask for; None keeps nothing.
     """
 
     network: Network
@@ -56,3 +58,4 @@ class StageContext:
     hop_timeout_s: float = HOP_TIMEOUT_S
     checkpoint_s: float = CHECKPOINT_S
     reports: FailureReports | None = None
+    history: History | None = None

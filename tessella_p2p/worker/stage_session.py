@@ -38,6 +38,7 @@ from tessella_p2p.base.limits import (
 from tessella_p2p.stages.engine import Buffer, Sampled, SessionKey, StepInput, StepOutput, TokenSampler
 from tessella_p2p.stages.faults import error_frame, error_of
 from tessella_p2p.stages.frame_link import FrameLink, Unread
+from tessella_p2p.stages.history import StageTracks
 from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.pending import StepResult
@@ -48,7 +49,7 @@ from tessella_p2p.stages.work import Confirmed, WorkMeter, seal_receipt
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import encode_message
-from tessella_p2p.wire.frames import DType, Flag, Frame, Header, Kind, TraceEntry
+from tessella_p2p.wire.frames import DType, Flag, Frame, Header, Kind, TraceEntry, encode_frame
 from tessella_p2p.worker.context import StageContext
 
 log = structlog.get_logger(__name__)
@@ -89,6 +90,7 @@ class StageSession:
         self._key = SessionKey(*opening.key)
         self._intake = StepIntake.for_engine(stage.engine, opening.body.max_positions, opening.index)
         self._meter = WorkMeter(opening.body.digest_key, opening.opened)
+        self._tracks = StageTracks.begin(context.history, opening)
         self._sampler: TokenSampler | None = None
         self._steps: deque[_Waiting] = deque()
         self._in_turn: _Waiting | None = None  # with the stage, or its output waits for room
@@ -138,6 +140,8 @@ class StageSession:
         self._intake.take(frame)
         self._steps.append(_Waiting(frame, trio.current_time()))
         self._begin_step()
+        if self._tracks.received is not None:
+            self._tracks.received.note(frame)
         self._meter.receive(frame.rows, frame.body, draws=frame.flags is Flag.SAMPLE)  # while the engine is at work
 
     def damaged(self, unread: Unread) -> None:
@@ -319,9 +323,12 @@ class StageSession:
             total_us = int((trio.current_time() - waiting.arrived_at) * 1e6)
             trace = (*frame.trace, TraceEntry(result.queue_us, result.compute_us, total_us))
             step = Frame(kind, *self._opening.key, frame.step, position, rows, dtype, frame.flags, trace, out)
-            if not self._down.send_nowait(step):
+            data = encode_frame(step)
+            if not self._down.send_nowait(step, data):
                 self._unsent = step
                 self._news.set()
+            if self._tracks.sent is not None:
+                self._tracks.sent.note(data)
         is_token = kind is Kind.TOKEN
         self._account(out[:TOKEN_ID_BYTES] if is_token else out, is_token=is_token, compute_us=result.compute_us)
 
@@ -422,6 +429,7 @@ class StageSession:
             )
             self._report(self._failure)
         self._steps.clear()
+        self._tracks.end(trio.current_time())
         self._send_receipt()
         if self._failure is not None:
             self._upstream.post(error_frame(self._failure, self._context.key.peer_id, *opening.key))
