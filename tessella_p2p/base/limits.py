@@ -285,6 +285,10 @@ TOKEN_STREAM_DRAIN_S = 5.0
 """How long the tail of a closed session may keep its token stream open."""
 MAX_ENTRY_SESSIONS = 256
 """Sessions of one entry."""
+MAX_ENTRY_WAITING = 64
+"""Requests of one tier that wait for one to end."""
+ENTRY_PATIENCE_S = 10.0
+"""How long they wait."""
 MAX_OPEN_ADDRESS_BYTES = 32 * KIB
 """Addresses in one chain-open, of all stages together."""
 MAX_BLAMED_PEERS = 1024
@@ -394,8 +398,24 @@ TOPOLOGY_SILENCE_S = 15.0
 """A stream on which nothing comes for so long is dead."""
 TOPOLOGY_SEND_S = 10.0
 """How long one message of it may take."""
+TOPOLOGY_RESUBSCRIBE_S = 60.0
+"""Where no stream can be had, one is asked for again after this, and the list meanwhile."""
+FOLLOW_S = 5.0
+"""How often the list is read while no complete route is known."""
+FOLLOW_ROUTED_S = 20.0
+"""How often it is read otherwise: gossip and the DHT are fresher, and lists cost the orchestrator entries × stages."""
+FOLLOW_RETRY_S = 5.0
+"""How often an entry tries to reach an orchestrator that does not answer."""
+FOLLOW_SOON_S = 0.5
+"""The first pause after a stream that broke."""
+GRANT_TIMEOUT_S = 3.0
+"""How long a request waits for its grant; whoever comes next does not wait then."""
 MAX_HELD_TICKETS = 16
 """Unspent tickets that an entry holds for an outage."""
+MAX_HELD_TICKETS_UNUSED = 2
+"""Those of an entry that nobody has asked anything yet."""
+TICKET_CHECK_S = 30.0
+"""How often held tickets are looked at."""
 HELD_TICKET_LEFT_S = 1800.0
 """A held ticket that is good for less than this is replaced."""
 

@@ -54,6 +54,8 @@ class VerifiedStage:
     issued_at: int
     expires_at: int
     raw: bytes
+    canary: bool = False
+    """It answers with a known-wrong tensor, for audits: no route goes through it."""
 
 
 def signed_stage(raw: bytes) -> SignedStage:
@@ -169,14 +171,25 @@ def _leased_stage(raw: bytes) -> tuple[VerifiedStage, Envelope]:
         issued_at=envelope.issued_at,
         expires_at=envelope.expires_at,
         raw=envelope.raw,
+        canary=record.canary,
     )
     return stage, lease_envelope
 
 
 def exceeded(signed: SignedStage, lease: Lease) -> str | None:
-    """What a record states and its lease does not grant (the peer, the model, …); None where the lease is for exactly this stage."""
+    """What a record states and its lease does not grant (the peer, the model, …); None where the lease is for exactly this stage.
+
+    A canary's record that does not say so is one of them: it would draw sessions that it answers wrongly.
+    """
     record = signed.record
-    stated = (signed.envelope.signer, record.model_id, record.manifest_root, record.recipe, record.layers)
-    granted = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers)
-    names = ("peer", "model", "manifest root", "recipe", "range")
+    stated = (
+        signed.envelope.signer,
+        record.model_id,
+        record.manifest_root,
+        record.recipe,
+        record.layers,
+        record.canary,
+    )
+    granted = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers, lease.canary)
+    names = ("peer", "model", "manifest root", "recipe", "range", "standing as a canary or none")
     return next((name for name, one, other in zip(names, stated, granted, strict=True) if one != other), None)

@@ -109,7 +109,7 @@ class SwarmView:
     def stages(
         self, manifest_root: bytes, recipe: str | None, now_ms: int, *, with_draining: bool = False
     ) -> tuple[VerifiedStage, ...]:
-        """Live, leased stages of a model that serve, saturated ones included, by range and then by peer.
+        """Live, leased stages of a model that serve, saturated ones included and canaries not, by range and then by peer.
 
         Args:
             manifest_root: the model.
@@ -122,6 +122,7 @@ class SwarmView:
             for entry in self._entries.values()
             if entry.stage.manifest_root == manifest_root
             and (recipe is None or entry.stage.recipe == recipe)
+            and not entry.stage.canary
             and (with_draining or entry.stage.state != "draining")
             and self._liveness(entry, now_ms) == "live"
         ]

@@ -39,10 +39,10 @@ def choose_route(
     """The cheapest chain over ``[0, total_layers)``, or None when there is none.
 
     The cost of a stage is its queue, one for the hop, and its penalty (recent failures); the entry's own stage costs no hop. A
-    saturated stage is the last resort. A peer serves one stage of a route. Ties go to the smaller peer id, so that the choice is a
-    function of its arguments.
+    saturated stage is the last resort, a canary none at all. A peer serves one stage of a route. Ties go to the smaller peer id, so
+    that the choice is a function of its arguments.
     """
-    serving = sorted((s for s in stages if s.state != "draining"), key=lambda s: (s.layers.start, s.peer_id))
+    serving = sorted((s for s in stages if _serves(s)), key=lambda s: (s.layers.start, s.peer_id))
     best: dict[int, tuple[float, tuple[str, ...], tuple[VerifiedStage, ...]]] = {0: (0.0, (), ())}
     for stage in serving:  # by start, so every way to a start is known before it is left
         so_far = best.get(stage.layers.start)
@@ -61,7 +61,7 @@ def choose_route(
 
 def no_route(model_id: str, stages: Iterable[VerifiedStage], total_layers: int) -> NoRoute:
     """The error that says which layers are missing."""
-    coverage = walk((stage.layers for stage in stages if stage.state != "draining"), total_layers)
+    coverage = walk((stage.layers for stage in stages if _serves(stage)), total_layers)
     if coverage.holes:
         words = ", ".join(str(hole) for hole in coverage.holes)
         holes = tuple(hole.as_tuple() for hole in coverage.holes)
@@ -69,3 +69,7 @@ def no_route(model_id: str, stages: Iterable[VerifiedStage], total_layers: int) 
             f"no ready chain renders layers {words} of {model_id}; try again when a worker has joined", holes
         )
     return NoRoute(f"every layer of {model_id} is served, but by peers that failed just now; try again soon")
+
+
+def _serves(stage: VerifiedStage) -> bool:
+    return stage.state != "draining" and not stage.canary

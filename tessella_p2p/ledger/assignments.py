@@ -7,20 +7,29 @@ reads a row back verifies it like any other envelope, so a row of another orches
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from tessella_p2p.wire.envelope import Message, decode_message, encode_message
-from tessella_p2p.wire.messages import Sealed
+from tessella_p2p.wire.messages import CanaryMode, Layers, Name, Sealed
 
 
 class Assignment(Message):
     """What the newest lease of a worker certifies, and what the lease does not say.
 
     ``holds_range`` is whether the layers count as taken (the worker was not offline or draining); ``mesh_complete`` whether
-    `min_stages` workers had registered.
+    `min_stages` workers had registered. The rest is as the worker registered: its claim (MB; 0 where that is not known), its device,
+    its own bound on its layers, and how it answers where it is a canary.
     """
 
     lease: Sealed
     holds_range: bool
     mesh_complete: bool
+    claim_mb: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    device: Name | None = None
+    bound: Layers | None = None
+    canary: CanaryMode = "off"
 
 
 def encode_assignment(assignment: Assignment) -> bytes:

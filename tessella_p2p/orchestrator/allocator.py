@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from tessella_p2p.base.errors import ClaimTooSmall, InvalidRequest
+from tessella_p2p.base.errors import ClaimTooSmall, InvalidRequest, Overloaded
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.model.coverage import walk
 from tessella_p2p.orchestrator.terms import ModelTerms
@@ -62,6 +62,38 @@ def allocate(
             f"a claim of {claim_mb} MB cannot host one of the layers {scope}; {needed} MB is the least: raise vram_mb to that"
         )
     return grant
+
+
+def allocate_copy(
+    terms: ModelTerms,
+    held: Sequence[LayerRange],
+    copied: Sequence[LayerRange],
+    claim_mb: int,
+    *,
+    wanted: LayerRange | None = None,
+) -> LayerRange:
+    """The range that a canary gets: exactly one that a worker holds, so that a copier has an answer to copy; it fills no hole.
+
+    Args:
+        terms: as for `allocate`.
+        held: what workers hold.
+        copied: what other canaries hold: the range with the fewest of them goes first, then the lowest.
+        claim_mb: the memory that the canary declares.
+        wanted: the canary's own bound.
+
+    Raises:
+        Overloaded: no worker holds a range within the bound yet.
+        ClaimTooSmall: none of them fits; it says which claim would do.
+    """
+    ranges = {layers for layers in held if wanted is None or wanted.contains(layers)}
+    if not ranges:
+        raise Overloaded("a canary copies what another worker holds, and nobody holds such layers yet: try again later")
+    num_copies = Counter(copied)
+    fitting = [layers for layers in ranges if fits(terms, layers, claim_mb)]
+    if not fitting:
+        needed = min(terms.claim_mb(layers) for layers in ranges)
+        raise ClaimTooSmall(f"a claim of {claim_mb} MB copies no range that is held here; {needed} MB is the least")
+    return min(fitting, key=lambda layers: (num_copies[layers], layers))
 
 
 def fits(terms: ModelTerms, layers: LayerRange, claim_mb: int) -> bool:
@@ -145,7 +177,8 @@ def _replica(
         return _first_fit(terms, list(_split(scope, cuts)), claim_mb)
     edges = sorted({*cuts, *(r.start for r in assigned), *(r.end for r in assigned)})
     segments = [LayerRange(a, b) for a, b in pairwise(edges)]
-    replicas = Counter({segment: sum(r.contains(segment) for r in assigned) for segment in segments})
+    held = Counter(assigned)  # a mesh of a thousand has a few ranges, many times
+    replicas = Counter({segment: sum(n for r, n in held.items() if r.contains(segment)) for segment in segments})
     segments.sort(key=lambda segment: (replicas[segment], segment.start))
     for segment in segments:
         if fits(terms, segment, claim_mb):

@@ -7,21 +7,30 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import OUTAGE_GRACE_S, RESTORED_GRACE_S
 from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.orchestrator.catalogue import Catalogue
-from tessella_p2p.orchestrator.member import Member, MemberState
+from tessella_p2p.orchestrator.member import ASSIGNED, Member, MemberState
 from tessella_p2p.wire.envelope import open_envelope
 from tessella_p2p.wire.messages import LEASE, Lease
 
-ASSIGNED = (MemberState.PENDING_LOAD, MemberState.READY, MemberState.HEALTHY)
-"""States in which a member's layers count as taken."""
 _OUTAGE_MS = int(OUTAGE_GRACE_S * 1000)
 _SILENCE_MS = int(RESTORED_GRACE_S * 1000)
 
 
 def kept(member: Member, *, mesh_complete: bool) -> Assignment | None:
-    """What is to be durable of a member; nothing of one that left."""
+    """What is to be durable of a member; nothing of one that left.
+
+    An order is not: who carried it out shows the lease that came with it.
+    """
     if member.state is MemberState.LEFT:
         return None
-    return Assignment(lease=member.lease, holds_range=member.state in ASSIGNED, mesh_complete=mesh_complete)
+    return Assignment(
+        lease=member.lease,
+        holds_range=member.state in ASSIGNED,
+        mesh_complete=mesh_complete,
+        claim_mb=member.claim_mb,
+        device=member.device,
+        bound=None if member.bound is None else member.bound.as_tuple(),
+        canary=member.canary,
+    )
 
 
 def restored(
@@ -41,6 +50,8 @@ def restored(
     if model is None or (lease.peer_id, lease.model_id) != (peer, model.model_id):
         return None
     layers = LayerRange(*lease.layers)
+    if lease.canary != (assignment.canary != "off"):
+        return None
     if not model.serves(lease.recipe) or layers.end > model.total_layers:
         return None
     if envelope.expires_at + _OUTAGE_MS <= now_ms:
@@ -57,4 +68,8 @@ def restored(
         lease_expires_at=envelope.expires_at,
         last_seen=now_ms,
         silent_until=now_ms + _SILENCE_MS,
+        claim_mb=assignment.claim_mb,
+        device=assignment.device,
+        bound=None if assignment.bound is None else LayerRange(*assignment.bound),
+        canary=assignment.canary,
     )

@@ -7,7 +7,16 @@ from enum import StrEnum
 
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.ledger.assignments import Assignment
-from tessella_p2p.wire.messages import Acknowledged, Announce, Assigned, Deregister, Ready, Register
+from tessella_p2p.wire.messages import (
+    Acknowledged,
+    Announce,
+    Assigned,
+    CanaryMode,
+    Deregister,
+    Ready,
+    Register,
+    UpdateAssignment,
+)
 
 
 class MemberState(StrEnum):
@@ -21,12 +30,38 @@ class MemberState(StrEnum):
     LEFT = "Left"
 
 
+ASSIGNED = (MemberState.PENDING_LOAD, MemberState.READY, MemberState.HEALTHY)
+"""States in which a member's layers count as taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Other layers that a worker was ordered to serve, and does not serve yet.
+
+    Attributes:
+        layers: what it is to serve.
+        serial: of the lease for them.
+        lease: that lease, sealed.
+        lease_expires_at: Unix milliseconds.
+        until: when the order is forgotten (Unix milliseconds).
+        prepared: the worker has said that it loaded them beside what it serves.
+    """
+
+    layers: LayerRange
+    serial: int
+    lease: bytes
+    lease_expires_at: int
+    until: int
+    prepared: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker. ``record`` is its newest stage record, sealed; ``lease`` the newest lease, sealed.
+    """One worker. ``record`` is its newest stage record, sealed; ``lease`` the newest lease of ``layers``, sealed.
 
-    ``addresses`` is empty for a worker that is known from before a restart of the orchestrator, until its record brings them; ``claim_mb``
-    is 0 and ``api_url`` None until it registers again.
+    ``addresses`` is empty for a worker that is known from before a restart of the orchestrator, until its record brings them;
+    ``api_url`` and ``instance`` are None until it says them again. ``claim_mb`` is 0 and ``device`` None where nobody remembers what it
+    registered with. ``bound`` is its own bound on its layers, ``canary`` how it answers where it is one.
     """
 
     peer_id: PeerId
@@ -46,7 +81,23 @@ class Member:
     record_sequence: int = -1
     record_expires_at: int = 0
     claim_mb: int = 0
+    device: str | None = None
+    bound: LayerRange | None = None
+    canary: CanaryMode = "off"
     api_url: str | None = None
+    instance: bytes | None = field(default=None, repr=False)
+    move: Move | None = None
+
+    @property
+    def is_canary(self) -> bool:
+        """Whether it answers with a known-wrong tensor: then it is a copy of a range, and never covers it."""
+        return self.canary != "off"
+
+    @property
+    def taken(self) -> tuple[LayerRange, ...]:
+        """The layers that the allocator counts as this worker's: what it holds, and what it was ordered to."""
+        held = (self.layers,) if self.state in ASSIGNED else ()
+        return held if self.move is None else (*held, self.move.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +133,35 @@ class Deregistered:
 
 
 @dataclass(frozen=True, slots=True)
+class Excluded:
+    """``peer`` was put on the blacklist: it leaves, whatever it does."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrdered:
+    """``peer`` is to serve ``layers``; ``beside``: to load them, and to go on with what it has until it is told again."""
+
+    peer: PeerId
+    layers: LayerRange
+    beside: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAbandoned:
+    """The order to ``peer`` did not arrive, or was refused."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Time went on; see `Members.next_deadline`."""
 
 
-MemberEvent = Registered | Loaded | Announced | Deregistered | TimePassed
+MemberEvent = Registered | Loaded | Announced | Deregistered | Excluded | MoveOrdered | MoveAbandoned | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +187,21 @@ class SendAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class SendOrder:
+    """Send ``body`` to ``peer``, which is at ``addresses``."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+    body: UpdateAssignment
+
+
+@dataclass(frozen=True, slots=True)
 class TopologyChanged:
-    """A member's state is another one now; ``before`` is None for a new member."""
+    """A member's state, its layers or its order are others now; ``before`` is None for a new member."""
 
     peer: PeerId
     before: MemberState | None
     after: MemberState
 
 
-MemberEffect = RaiseSerialFloor | KeepAssignment | SendAnswer | TopologyChanged
+MemberEffect = RaiseSerialFloor | KeepAssignment | SendAnswer | SendOrder | TopologyChanged

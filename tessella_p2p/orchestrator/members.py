@@ -13,6 +13,11 @@ that follows it leaves. So is `KeepAssignment`: an assignment outlives the orche
 Until a restored member is heard it keeps its range, as one that loads; so nobody who registers first gets the layers of a worker that
 serves.
 
+A member that is ordered elsewhere (`MoveOrdered`) holds what it has until it shows the lease that came with the order: with a
+heartbeat while it loads, or with its `Ready`. Both ranges count as taken until then, and the order is forgotten after `MOVE_TIMEOUT_S`;
+a worker that carries it out later is taken in by its lease all the same. A canary holds a copy of another member's range: it is listed,
+marked as what it is, and counts nowhere else.
+
 The core does no I/O and knows no clock: `handle(event, now_ms)` returns effects, in the order in which they are to be run.
 """
 
@@ -22,48 +27,49 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tessella_p2p.base.errors import InvalidRequest, NotAuthorized, Overloaded
+from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, NotAuthorized, Overloaded
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import (
-    HEARTBEAT_S,
-    LEASE_SERIAL_BLOCK,
-    LEASE_TTL_S,
-    MAX_LISTED_BYTES,
-    MAX_LISTED_STAGES,
-    MAX_MEMBERS,
-    OFFLINE_AFTER_MISSED,
-    REGISTRATION_GRACE_S,
-)
+from tessella_p2p.base.limits import MAX_MEMBERS, MOVE_TIMEOUT_S
 from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.model.coverage import Coverage, walk
-from tessella_p2p.model.recipe import base_name
-from tessella_p2p.orchestrator.allocator import allocate, fits
-from tessella_p2p.orchestrator.assignments import ASSIGNED, kept, restored
+from tessella_p2p.orchestrator.admission import (
+    OFFLINE_MS,
+    MemberRules,
+    check_addresses,
+    check_instance,
+    check_key,
+    check_model,
+)
+from tessella_p2p.orchestrator.allocator import allocate, allocate_copy, fits
+from tessella_p2p.orchestrator.assignments import restored
 from tessella_p2p.orchestrator.catalogue import Catalogue
+from tessella_p2p.orchestrator.leases import LEASE_TTL_MS, Leases
 from tessella_p2p.orchestrator.member import (
+    ASSIGNED,
     Announced,
     Deregistered,
+    Excluded,
     KeepAssignment,
     Loaded,
     Member,
     MemberEffect,
     MemberEvent,
     MemberState,
-    RaiseSerialFloor,
+    Move,
+    MoveAbandoned,
+    MoveOrdered,
     Registered,
     SendAnswer,
+    SendOrder,
     TimePassed,
-    TopologyChanged,
 )
-from tessella_p2p.orchestrator.stage_records import verify_stage_record
-from tessella_p2p.orchestrator.terms import ServedModel
-from tessella_p2p.wire.envelope import seal
+from tessella_p2p.orchestrator.roster import Roster, mesh_of
+from tessella_p2p.orchestrator.stage_records import LeasedStage, verify_stage_record
+from tessella_p2p.orchestrator.terms import ModelTerms, ServedModel
 from tessella_p2p.wire.keys import NodeKey
-from tessella_p2p.wire.messages import LEASE, Acknowledged, Announce, Assigned, Lease, Ready, Register
+from tessella_p2p.wire.messages import Acknowledged, Announce, Assigned, Ready, Register, UpdateAssignment
 
-_LEASE_TTL_MS = int(LEASE_TTL_S * 1000)
-_GRACE_MS = int(REGISTRATION_GRACE_S * 1000)
-_OFFLINE_MS = int(HEARTBEAT_S * OFFLINE_AFTER_MISSED * 1000)
+_MOVE_MS = int(MOVE_TIMEOUT_S * 1000)
 
 
 class Members:
@@ -73,18 +79,27 @@ class Members:
         key: signs the leases.
         catalogue: what may be served.
         min_stages: how many workers have to register before one is listed, and into how many stages a model is split at least.
+        rules: what else is asked of workers.
         serial_floor: the durable floor of lease serials.
+        lease_issuers: other orchestrators, by whose leases a worker is taken in too; it gets one of this orchestrator at once.
     """
 
-    def __init__(self, key: NodeKey, catalogue: Catalogue, *, min_stages: int = 1, serial_floor: int = 0) -> None:
-        self._key = key
+    def __init__(
+        self,
+        key: NodeKey,
+        catalogue: Catalogue,
+        *,
+        min_stages: int = 1,
+        rules: MemberRules | None = None,
+        serial_floor: int = 0,
+        lease_issuers: frozenset[PeerId] = frozenset(),
+    ) -> None:
         self._catalogue = catalogue
-        self._min_stages = min_stages
-        self._serial = serial_floor
-        self._durable_floor = serial_floor
-        self._members: dict[PeerId, Member] = {}
-        self._kept: dict[PeerId, Assignment] = {}
-        self._complete: set[tuple[bytes, str]] = set()
+        self.min_stages = min_stages
+        self._rules = rules or MemberRules()
+        self._leases = Leases(key, serial_floor)
+        self._issuers = lease_issuers | {key.peer_id}
+        self._roster = Roster()
 
     def restore(self, assignments: Mapping[PeerId, Assignment], now_ms: int) -> list[MemberEffect]:
         """Take up what was durable when the orchestrator's process before ended; call it once, before the first event.
@@ -98,22 +113,19 @@ class Members:
         """
         effects: list[MemberEffect] = []
         for peer, assignment in assignments.items():
-            member = restored(peer, assignment, self._catalogue, self._key.peer_id, now_ms)
-            if member is None or len(self._members) >= MAX_MEMBERS:
+            member = restored(peer, assignment, self._catalogue, self._leases.issuer, now_ms)
+            if member is None or len(self._roster) >= MAX_MEMBERS:
                 effects.append(KeepAssignment(peer, None))
-                continue
-            self._members[peer] = member
-            self._kept[peer] = assignment
-            if assignment.mesh_complete:
-                self._complete.add((member.manifest_root, member.recipe))
+            else:
+                self._roster.restore(member, assignment)
         return effects
 
     def handle(self, event: MemberEvent, now_ms: int) -> list[MemberEffect]:
         """Take one event in; an event that is refused changes nothing.
 
         Raises:
-            RefusalError: `InvalidRequest`, `UnknownModel`, `ClaimTooSmall`, `NotAuthorized` (for an announce or a ready: register
-                again) or `Overloaded`.
+            RefusalError: `InvalidRequest`, `UnknownModel`, `ClaimTooSmall`, `KeyInUse`, `NotAuthorized` (for an announce or a ready:
+                register again) or `Overloaded`.
             RemoteProtocolError: a stage record that is not the worker's own, is stale, or carries another lease.
         """
         match event:
@@ -125,20 +137,36 @@ class Members:
                 return self._announce(event.peer, event.request, now_ms)
             case Deregistered():
                 return [*self._leave(event.peer, now_ms), SendAnswer(Acknowledged())]
+            case Excluded():
+                return self._leave(event.peer, now_ms)
+            case MoveOrdered():
+                return self._order(event, now_ms)
+            case MoveAbandoned():
+                return self._abandon(event.peer)
             case TimePassed():
                 return self._pass_time(now_ms)
 
     def next_deadline(self) -> int | None:
         """When the next member will have been silent for too long, or its lease be forgotten (Unix milliseconds)."""
-        return min((_deadline(member) for member in self._members.values()), default=None)
+        return min((_deadline(member) for member in self._roster.members()), default=None)
+
+    # ---- What it knows ----
 
     def members(self) -> tuple[Member, ...]:
         """Every member that is remembered, in the order of registration."""
-        return tuple(self._members.values())
+        return self._roster.members()
 
     def get(self, peer: PeerId) -> Member | None:
         """One member."""
-        return self._members.get(peer)
+        return self._roster.get(peer)
+
+    def in_mesh(self, manifest_root: bytes, recipe: str) -> tuple[Member, ...]:
+        """The members that serve one manifest under one published recipe."""
+        return self._roster.of((manifest_root, recipe))
+
+    def meshes(self) -> tuple[tuple[bytes, str], ...]:
+        """Manifest root and published recipe of every mesh that has a member."""
+        return self._roster.meshes()
 
     def coverage(self, manifest_root: bytes, recipe: str) -> Coverage:
         """The walk over the healthy stages of a model.
@@ -151,46 +179,35 @@ class Members:
             UnknownModel: nobody may serve it here.
         """
         total_layers = self._catalogue.by_root(manifest_root).total_layers
-        healthy: dict[str, list[LayerRange]] = {}
-        for member in self._members.values():
-            is_meant = recipe in (member.recipe, base_name(member.recipe))
-            if is_meant and member.manifest_root == manifest_root and member.state is MemberState.HEALTHY:
-                healthy.setdefault(member.recipe, []).append(member.layers)
-        walks = [walk(ranges, total_layers) for ranges in healthy.values()]
-        return max(walks, key=lambda coverage: coverage.num_covered, default=walk((), total_layers))
+        return self._roster.coverage(manifest_root, recipe, total_layers)
 
     def listed(self, manifest_root: bytes | None, now_ms: int) -> tuple[bytes, ...]:
         """Sealed stage records of the healthy members, unexpired, bounded in number and bytes; a None lists every model's."""
-        records: list[bytes] = []
-        size_bytes = 0
-        for member in self._members.values():
-            if member.state is not MemberState.HEALTHY or member.record is None or member.record_expires_at <= now_ms:
-                continue
-            if manifest_root is not None and member.manifest_root != manifest_root:
-                continue
-            size_bytes += len(member.record)
-            if len(records) == MAX_LISTED_STAGES or size_bytes > MAX_LISTED_BYTES:
-                break
-            records.append(member.record)
-        return tuple(records)
+        return self._roster.listed(manifest_root, now_ms)
 
-    # ---- Requests ----
+    def count(self) -> Counter[MemberState]:
+        """How many members are in each state."""
+        return self._roster.count()
+
+    def preview(self, model: ServedModel, recipe: str, terms: ModelTerms, claim_mb: int) -> LayerRange:
+        """Which range a claim of a new worker would get now.
+
+        Raises:
+            ClaimTooSmall: not one layer fits.
+        """
+        taken = self._roster.taken((model.manifest_root, recipe), PeerId(""))
+        return allocate(terms, taken, claim_mb, min_stages=self.min_stages)
+
+    # ---- Registration ----
 
     def _register(self, peer: PeerId, request: Register, now_ms: int) -> list[MemberEffect]:
-        model = self._catalogue.by_root(request.manifest_root)
-        for name, got, expected in (
-            ("model_id", request.model_id, model.model_id),
-            ("contract_hash", request.contract_hash, model.contract_hash),
-            ("total_layers", request.total_layers, model.total_layers),
-        ):
-            if got != expected:
-                raise InvalidRequest(f"{name} is not that of {model.model_id} as it is served here", param=name)
-        if not request.addresses:
-            raise InvalidRequest("a worker needs an address at which its peers can dial it", param="addresses")
-        if peer not in self._members and len(self._members) >= MAX_MEMBERS:
-            raise Overloaded(f"{MAX_MEMBERS} workers are registered already; try again later")
-        layers = self._allocate(peer, request, model)
-        effects, serial, lease = self._lease(peer, model, request.recipe, layers, now_ms)
+        model = check_model(self._catalogue, request)
+        check_addresses(request.addresses, self._rules)
+        before = self._roster.get(peer)
+        check_key(before, request.instance, request.addresses, now_ms)
+        self._check_room(before)
+        layers = self._allocate(peer, request, model, before)
+        issued = self._leases.issue(peer, model, request.recipe, layers, canary=request.canary != "off", now_ms=now_ms)
         member = Member(
             peer_id=peer,
             model_id=model.model_id,
@@ -198,85 +215,117 @@ class Members:
             recipe=request.recipe,
             layers=layers,
             state=MemberState.PENDING_LOAD,
-            serial=serial,
-            lease=lease,
-            lease_expires_at=now_ms + _LEASE_TTL_MS,
+            serial=issued.serial,
+            lease=issued.sealed,
+            lease_expires_at=issued.expires_at,
             last_seen=now_ms,
-            silent_until=now_ms + max(_GRACE_MS, _OFFLINE_MS),
+            silent_until=now_ms + self._rules.grace_ms,
             addresses=request.addresses,
             claim_mb=request.claim_mb,
+            device=request.device,
+            bound=None if request.layers is None else LayerRange(*request.layers),
+            canary=request.canary,
             api_url=request.api_url,
+            instance=request.instance,
         )
-        effects += self._put(member)
-        effects += self._complete_mesh(member)
+        effects = [*issued.effects, *self._roster.put(member), *self._complete_mesh(member)]
         return [*effects, self._assigned(member, now_ms)]
 
-    def _allocate(self, peer: PeerId, request: Register, model: ServedModel) -> LayerRange:
+    def _check_room(self, before: Member | None) -> None:
+        if before is None and len(self._roster) >= MAX_MEMBERS:
+            raise Overloaded(f"{MAX_MEMBERS} workers are registered already; try again later")
+
+    def _allocate(self, peer: PeerId, request: Register, model: ServedModel, before: Member | None) -> LayerRange:
         terms = model.terms_for(request.recipe, request.device)
         wanted = None if request.layers is None else LayerRange(*request.layers)
-        others = [
-            member.layers
-            for member in self._of(model.manifest_root, request.recipe)
-            if member.peer_id != peer and member.state in ASSIGNED
-        ]
-        before = self._members.get(peer)
-        if (
+        mesh = (model.manifest_root, request.recipe)
+        others = self._roster.taken(mesh, peer)
+        keeps = (
             before is not None
-            and (before.manifest_root, before.recipe) == (model.manifest_root, request.recipe)
+            and mesh_of(before) == mesh
+            and before.is_canary == (request.canary != "off")
             and fits(terms, before.layers, request.claim_mb)
             and (wanted is None or wanted.contains(before.layers))
-            and _may_keep(before, others, model.total_layers)
-        ):
+        )
+        if request.canary != "off":
+            if before is not None and keeps and before.layers in others:
+                return before.layers
+            canaries = [one.layers for one in self._roster.of(mesh) if one.is_canary and one.peer_id != peer]
+            return allocate_copy(terms, others, canaries, request.claim_mb, wanted=wanted)
+        if before is not None and keeps and _may_keep(before, others, model.total_layers):
             return before.layers
-        return allocate(terms, others, request.claim_mb, min_stages=self._min_stages, wanted=wanted)
+        return allocate(terms, others, request.claim_mb, min_stages=self.min_stages, wanted=wanted)
+
+    # ---- Heartbeats ----
 
     def _ready(self, peer: PeerId, request: Ready, now_ms: int) -> list[MemberEffect]:
         """A ready is an announce that has to bring its record; after a restart of the orchestrator it readmits too."""
-        member = self._members.get(peer)
-        queue_depth = 0 if member is None else member.queue_depth
-        announce = Announce(serial=request.serial, queue_depth=queue_depth, state="ready", record=request.record)
+        member = self._roster.get(peer)
+        announce = Announce(
+            serial=request.serial,
+            queue_depth=0 if member is None else member.queue_depth,
+            state="ready",
+            record=request.record,
+            instance=request.instance,
+        )
         return self._announce(peer, announce, now_ms)
 
     def _announce(self, peer: PeerId, request: Announce, now_ms: int) -> list[MemberEffect]:
-        if self._is_forgotten(peer, now_ms) and request.record is not None:
-            member = self._readmitted(peer, request.record, now_ms)
-        else:
-            member = self._known(peer, request.serial, now_ms)
-            if request.record is not None and request.state != "loading":
-                member = self._with_record(member, request.record, now_ms)
+        member = self._announcing(peer, request, now_ms)
+        move = member.move
+        if move is not None and request.prepared == move.serial:
+            move = replace(move, prepared=True)
         member = replace(
-            _seen(member, now_ms),
+            member,
+            last_seen=now_ms,
+            silent_until=max(member.silent_until, now_ms + OFFLINE_MS),
             state=self._announced_state(member, request),
             queue_depth=request.queue_depth,
+            instance=request.instance or member.instance,
+            move=move,
         )
         effects: list[MemberEffect] = []
-        renewed = member.lease_expires_at - now_ms < _LEASE_TTL_MS // 2
+        renewed = member.lease_expires_at - now_ms < LEASE_TTL_MS // 2
         if renewed:
-            model = self._catalogue.by_root(member.manifest_root)
-            effects, serial, lease = self._lease(peer, model, member.recipe, member.layers, now_ms)
-            member = replace(member, serial=serial, lease=lease, lease_expires_at=now_ms + _LEASE_TTL_MS)
-        effects += self._put(member)
-        effects += self._complete_mesh(member)
+            member, effects = self._renewed(member, now_ms)
+        effects += [*self._roster.put(member), *self._complete_mesh(member)]
         # A worker that missed the answer with its newest lease gets it again.
         behind = request.serial != member.serial
         return [*effects, self._assigned(member, now_ms) if renewed or behind else SendAnswer(Acknowledged())]
+
+    def _announcing(self, peer: PeerId, request: Announce, now_ms: int) -> Member:
+        """Whose heartbeat it is: a member's, one's that has carried out its order, or one's that this orchestrator forgot."""
+        member = self._roster.get(peer)
+        if member is not None:
+            check_instance(member, request.instance)
+        if member is not None and member.move is not None and request.serial == member.move.serial:
+            member = _moved(member, member.move)
+        elif request.record is not None and _is_news(member, request.serial, now_ms):
+            return self._readmitted(peer, member, request.record, now_ms)
+        else:
+            member = _known(peer, member, request.serial, now_ms)
+        if request.record is not None and request.state != "loading":
+            return self._with_record(member, request.record, now_ms)
+        return member
 
     def _announced_state(self, member: Member, request: Announce) -> MemberState:
         if request.state == "draining":
             return MemberState.DRAINING
         if request.state == "loading":
             return MemberState.PENDING_LOAD
-        return member.state if member.record is None else self._serving_state(member)
+        if member.record is None:
+            return member.state
+        return MemberState.HEALTHY if self._roster.is_complete(mesh_of(member)) else MemberState.READY
 
-    def _readmitted(self, peer: PeerId, record: bytes, now_ms: int) -> Member:
+    def _readmitted(self, peer: PeerId, before: Member | None, record: bytes, now_ms: int) -> Member:
         """A serving worker that this orchestrator does not remember, taken in by its lease: after a restart nobody reloads."""
-        found = verify_stage_record(record, peer, self._key.peer_id, now_ms)
-        before = self._members.get(peer)
+        found = self._verified(record, peer, now_ms)
         model = self._catalogue.by_root(found.lease.manifest_root)
-        if before is not None and before.serial > found.lease.serial:
+        if before is not None and found.issuer == self._leases.issuer and before.serial > found.lease.serial:
             raise NotAuthorized(f"lease {found.lease.serial} is not the newest lease of {peer}: register again")
-        if before is None and len(self._members) >= MAX_MEMBERS:
-            raise Overloaded(f"{MAX_MEMBERS} workers are registered already; try again later")
+        if found.lease.canary and (before is None or not before.is_canary):
+            raise NotAuthorized(f"{peer} is a canary, and how it answers is not known any more: register again")
+        self._check_room(before)
         if found.stage.total_layers != model.total_layers:
             raise InvalidRequest("the stage record states another number of layers", param="total_layers")
         return Member(
@@ -295,52 +344,18 @@ class Members:
             record=found.raw,
             record_sequence=found.sequence,
             record_expires_at=found.expires_at,
+            claim_mb=0 if before is None else before.claim_mb,
+            device=None if before is None else before.device,
+            bound=None if before is None else before.bound,
+            canary="off" if before is None or not found.lease.canary else before.canary,
+            api_url=None if before is None else before.api_url,
         )
-
-    def _leave(self, peer: PeerId, now_ms: int) -> list[MemberEffect]:
-        member = self._members.get(peer)
-        if member is None:
-            return []
-        return self._put(replace(member, state=MemberState.LEFT, last_seen=now_ms, record=None))
-
-    def _pass_time(self, now_ms: int) -> list[MemberEffect]:
-        effects: list[MemberEffect] = []
-        for member in list(self._members.values()):
-            if _deadline(member) > now_ms:
-                continue
-            if member.state in (MemberState.OFFLINE, MemberState.LEFT):
-                del self._members[member.peer_id]
-                effects += self._keep(member.peer_id, None)
-            else:
-                effects += self._put(replace(member, state=MemberState.OFFLINE))
-        return effects
-
-    # ---- Parts ----
-
-    def _of(self, manifest_root: bytes, recipe: str) -> list[Member]:
-        return [m for m in self._members.values() if (m.manifest_root, m.recipe) == (manifest_root, recipe)]
-
-    def _is_forgotten(self, peer: PeerId, now_ms: int) -> bool:
-        member = self._members.get(peer)
-        return member is None or (member.state is not MemberState.LEFT and member.lease_expires_at <= now_ms)
-
-    def _known(self, peer: PeerId, serial: int, now_ms: int) -> Member:
-        member = self._members.get(peer)
-        if member is None or member.state is MemberState.LEFT:
-            raise NotAuthorized(f"{peer} is not a member: register again")
-        if serial > member.serial or member.lease_expires_at <= now_ms:
-            raise NotAuthorized(f"lease {serial} of {peer} is not in force: register again")
-        return member
-
-    def _serving_state(self, member: Member) -> MemberState:
-        complete = (member.manifest_root, member.recipe) in self._complete
-        return MemberState.HEALTHY if complete else MemberState.READY
 
     def _with_record(self, member: Member, record: bytes, now_ms: int) -> Member:
         """The member with ``record``, unless it has that one or a newer one."""
         if record == member.record:
             return member
-        found = verify_stage_record(record, member.peer_id, self._key.peer_id, now_ms)
+        found = self._verified(record, member.peer_id, now_ms)
         assigned = (member.manifest_root, member.recipe, member.layers)
         if (found.stage.manifest_root, found.stage.recipe, found.layers) != assigned:
             raise InvalidRequest(
@@ -356,58 +371,88 @@ class Members:
             addresses=found.stage.addresses,
         )
 
-    def _lease(
-        self, peer: PeerId, model: ServedModel, recipe: str, layers: LayerRange, now_ms: int
-    ) -> tuple[list[MemberEffect], int, bytes]:
-        self._serial += 1
-        effects: list[MemberEffect] = []
-        if self._serial > self._durable_floor:
-            self._durable_floor = self._serial + LEASE_SERIAL_BLOCK
-            effects.append(RaiseSerialFloor(self._durable_floor))
-        lease = Lease(
-            serial=self._serial,
-            peer_id=peer,
-            model_id=model.model_id,
-            manifest_root=model.manifest_root,
-            recipe=recipe,
-            layers=layers.as_tuple(),
+    def _verified(self, record: bytes, peer: PeerId, now_ms: int) -> LeasedStage:
+        found = verify_stage_record(record, peer, self._issuers, now_ms)
+        check_addresses(found.stage.addresses, self._rules)
+        return found
+
+    def _renewed(self, member: Member, now_ms: int) -> tuple[Member, list[MemberEffect]]:
+        model = self._catalogue.by_root(member.manifest_root)
+        issued = self._leases.issue(
+            member.peer_id, model, member.recipe, member.layers, canary=member.is_canary, now_ms=now_ms
         )
-        sealed = seal(self._key, LEASE, lease, sequence=self._serial, now_ms=now_ms, ttl_ms=_LEASE_TTL_MS)
-        return effects, self._serial, sealed
+        newest = replace(member, serial=issued.serial, lease=issued.sealed, lease_expires_at=issued.expires_at)
+        return newest, list(issued.effects)
+
+    # ---- Orders ----
+
+    def _order(self, event: MoveOrdered, now_ms: int) -> list[MemberEffect]:
+        """The order to serve other layers; the same one again where it is under way."""
+        member = self._roster.get(event.peer)
+        if member is None or member.state not in ASSIGNED or member.is_canary or not member.addresses:
+            raise NotAuthorized(f"{event.peer} is in no state to be ordered to other layers")
+        model = self._catalogue.by_root(member.manifest_root)
+        terms = None if member.device is None else model.terms_for(member.recipe, member.device)
+        if terms is None or not fits(terms, event.layers, member.claim_mb):
+            raise LocalProtocolError(f"layers {event.layers} are beyond the claim of {event.peer}")
+        effects: list[MemberEffect] = []
+        move = member.move
+        if move is None or move.layers != event.layers:
+            issued = self._leases.issue(member.peer_id, model, member.recipe, event.layers, canary=False, now_ms=now_ms)
+            effects += issued.effects
+            move = Move(event.layers, issued.serial, issued.sealed, issued.expires_at, now_ms + _MOVE_MS)
+        effects += self._roster.put(replace(member, move=move))
+        body = UpdateAssignment(
+            model_id=member.model_id,
+            layers=move.layers.as_tuple(),
+            lease=move.lease,
+            reason=event.reason,
+            beside=event.beside,
+        )
+        return [*effects, SendOrder(member.peer_id, member.addresses, body)]
+
+    def _abandon(self, peer: PeerId) -> list[MemberEffect]:
+        member = self._roster.get(peer)
+        return [] if member is None or member.move is None else self._roster.put(replace(member, move=None))
+
+    # ---- The end ----
+
+    def _leave(self, peer: PeerId, now_ms: int) -> list[MemberEffect]:
+        member = self._roster.get(peer)
+        if member is None:
+            return []
+        return self._roster.put(replace(member, state=MemberState.LEFT, last_seen=now_ms, record=None, move=None))
+
+    def _pass_time(self, now_ms: int) -> list[MemberEffect]:
+        effects: list[MemberEffect] = []
+        for member in self._roster.members():
+            if member.move is not None and member.move.until <= now_ms:
+                member = replace(member, move=None)
+                effects += self._roster.put(member)
+            if _deadline(member) > now_ms:
+                continue
+            if member.state in (MemberState.OFFLINE, MemberState.LEFT):
+                effects += self._roster.remove(member.peer_id)
+            else:
+                effects += self._roster.put(replace(member, state=MemberState.OFFLINE))
+        return effects
+
+    # ---- Parts ----
 
     def _complete_mesh(self, member: Member) -> list[MemberEffect]:
         """Once `min_stages` workers have registered, whoever is ready becomes healthy; it stays so."""
-        group = (member.manifest_root, member.recipe)
-        if group in self._complete:
+        mesh = mesh_of(member)
+        if self._roster.is_complete(mesh):
             return []
-        members = [m for m in self._of(*group) if m.state in ASSIGNED]
-        if len(members) < self._min_stages:
+        members = [one for one in self._roster.of(mesh) if one.state in ASSIGNED]
+        if sum(not one.is_canary for one in members) < self.min_stages:
             return []
-        self._complete.add(group)
+        self._roster.complete(mesh)
         effects: list[MemberEffect] = []
         for one in members:
             is_ready = one.state is MemberState.READY
-            effects += self._put(replace(one, state=MemberState.HEALTHY) if is_ready else one)
+            effects += self._roster.put(replace(one, state=MemberState.HEALTHY) if is_ready else one)
         return effects
-
-    def _put(self, member: Member) -> list[MemberEffect]:
-        before = self._members.get(member.peer_id)
-        self._members[member.peer_id] = member
-        complete = (member.manifest_root, member.recipe) in self._complete
-        effects = self._keep(member.peer_id, kept(member, mesh_complete=complete))
-        if before is None or before.state is not member.state:
-            effects.append(TopologyChanged(member.peer_id, None if before is None else before.state, member.state))
-        return effects
-
-    def _keep(self, peer: PeerId, assignment: Assignment | None) -> list[MemberEffect]:
-        """Keep what differs from what is kept already: most heartbeats change nothing on disk."""
-        if assignment == self._kept.get(peer):
-            return []
-        if assignment is None:
-            del self._kept[peer]
-        else:
-            self._kept[peer] = assignment
-        return [KeepAssignment(peer, assignment)]
 
     def _assigned(self, member: Member, now_ms: int) -> SendAnswer:
         return SendAnswer(
@@ -419,13 +464,37 @@ class Members:
             )
         )
 
-    def count(self) -> Counter[MemberState]:
-        """How many members are in each state."""
-        return Counter(member.state for member in self._members.values())
+
+def _known(peer: PeerId, member: Member | None, serial: int, now_ms: int) -> Member:
+    if member is None or member.state is MemberState.LEFT:
+        raise NotAuthorized(f"{peer} is not a member: register again")
+    if serial > member.serial or member.lease_expires_at <= now_ms:
+        raise NotAuthorized(f"lease {serial} of {peer} is not in force: register again")
+    return member
 
 
-def _seen(member: Member, now_ms: int) -> Member:
-    return replace(member, last_seen=now_ms, silent_until=max(member.silent_until, now_ms + _OFFLINE_MS))
+def _is_news(member: Member | None, serial: int, now_ms: int) -> bool:
+    """Whether a worker shows a lease that this orchestrator knows nothing of: it may be its own, of before a restart or an order."""
+    if member is None:
+        return True
+    return member.state is not MemberState.LEFT and (member.lease_expires_at <= now_ms or serial > member.serial)
+
+
+def _moved(member: Member, move: Move) -> Member:
+    """The member once it shows the lease of its order: that is what it holds now."""
+    return replace(
+        member,
+        layers=move.layers,
+        state=MemberState.PENDING_LOAD,
+        serial=move.serial,
+        lease=move.lease,
+        # A lease of the layers before may have been renewed meanwhile; then this one is not the newest, and is renewed too.
+        lease_expires_at=move.lease_expires_at if move.serial > member.serial else 0,
+        record=None,
+        record_sequence=-1,
+        record_expires_at=0,
+        move=None,
+    )
 
 
 def _may_keep(before: Member, others: Sequence[LayerRange], total_layers: int) -> bool:
@@ -440,5 +509,5 @@ def _may_keep(before: Member, others: Sequence[LayerRange], total_layers: int) -
 
 def _deadline(member: Member) -> int:
     if member.state in (MemberState.OFFLINE, MemberState.LEFT):
-        return max(member.lease_expires_at, member.last_seen + _OFFLINE_MS)
+        return max(member.lease_expires_at, member.last_seen + OFFLINE_MS)
     return member.silent_until

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import structlog
 import trio
 
-from tessella_p2p.base.errors import InvalidRequest, Overloaded, StorageError
+from tessella_p2p.base.errors import Blacklisted, InvalidRequest, Overloaded, StorageError
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import HEARTBEAT_S, MAX_MEMBERS, REPORT_BURST, REPORT_RATE_PER_S
 from tessella_p2p.dht.rate_limit import RateLimit
@@ -17,16 +17,20 @@ from tessella_p2p.model.coverage import Coverage
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.member import (
+    ASSIGNED,
     Announced,
     Deregistered,
+    Excluded,
     KeepAssignment,
     Loaded,
     Member,
     MemberEffect,
     MemberEvent,
+    MoveOrdered,
     RaiseSerialFloor,
     Registered,
     SendAnswer,
+    SendOrder,
     TimePassed,
     TopologyChanged,
 )
@@ -60,9 +64,9 @@ class Membership:
     def handlers(self) -> Handlers:
         """What this part answers."""
         return {
-            m.Register: lambda peer, request: self.handle(Registered(peer, request)),
-            m.Ready: lambda peer, request: self.handle(Loaded(peer, request)),
-            m.Announce: lambda peer, request: self.handle(Announced(peer, request)),
+            m.Register: lambda peer, request: self._asked(Registered(peer, request)),
+            m.Ready: lambda peer, request: self._asked(Loaded(peer, request)),
+            m.Announce: lambda peer, request: self._asked(Announced(peer, request)),
             m.Deregister: lambda peer, request: self.handle(Deregistered(peer, request)),
             m.ListStages: self._list_stages,
             m.ReportFailure: self._report_failure,
@@ -114,22 +118,50 @@ class Membership:
             RefusalError, RemoteProtocolError: as `Members.handle`.
             StorageError: the ledger cannot be written; the effects stay owed.
         """
-        answer: m.OrchestratorAnswer = m.Acknowledged()
+        effects = await self._take(event)
+        return next((effect.body for effect in effects if isinstance(effect, SendAnswer)), m.Acknowledged())
+
+    async def exclude(self, peer: PeerId) -> None:
+        """Take a peer that was put on the blacklist out of the mesh; it is not taken in again while it is there.
+
+        Raises:
+            StorageError: the ledger cannot be written; the effects stay owed.
+        """
+        await self._take(Excluded(peer))
+
+    async def order(self, event: MoveOrdered) -> SendOrder:
+        """The order that tells a worker to serve other layers; its lease is durable.
+
+        Raises:
+            RefusalError, LocalProtocolError, StorageError: as `handle`.
+        """
+        effects = await self._take(event)
+        return next(effect for effect in effects if isinstance(effect, SendOrder))
+
+    async def _asked(self, event: Registered | Loaded | Announced) -> m.OrchestratorAnswer:
+        """`handle`, for what a worker asks: not while it is on the blacklist. A member's heartbeats are not looked up each time."""
+        peer, store = event.peer, self._context.store
+        member = self.core.get(peer)
+        is_member = isinstance(event, Announced) and member is not None and member.state in ASSIGNED
+        if not is_member and await self._context.run_blocking(lambda: store.is_blacklisted(peer)):
+            raise Blacklisted(f"{peer} is on the blacklist here: only the operator can take it off")
+        return await self.handle(event)
+
+    async def _take(self, event: MemberEvent) -> Sequence[MemberEffect]:
+        """Take one event in, under the lock, and tell of what changed."""
         async with self._lock:
             await self._write_owed()
             effects = self.core.handle(event, self._context.clock.unix_ms())
             self._owe(effects)
             await self._write_owed()
-            for effect in effects:
-                match effect:
-                    case SendAnswer(body):
-                        answer = body
-                    case TopologyChanged():
-                        _LOG.info("member_changed", peer=effect.peer, before=effect.before, after=effect.after)
-                        self.changed.set()
-            if self.changed.is_set():
+            changes = [effect for effect in effects if isinstance(effect, TopologyChanged)]
+            for change in changes:
+                if change.before is not change.after:
+                    _LOG.info("member_changed", peer=change.peer, before=change.before, after=change.after)
+            if changes:
+                self.changed.set()
                 self.changed = trio.Event()
-        return answer
+        return effects
 
     async def restore(self) -> None:
         """Take up the assignments of the process before; call it once, first.

@@ -11,17 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MAX_ADDRESSES, MAX_COUNTERS
 from tessella_p2p.model.coverage import Coverage
-from tessella_p2p.orchestrator.allocator import allocate
-from tessella_p2p.orchestrator.assignments import ASSIGNED
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
-from tessella_p2p.orchestrator.member import Member, MemberState
+from tessella_p2p.orchestrator.member import ASSIGNED, Member, MemberState
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.terms import ModelTerms, ServedModel
 from tessella_p2p.wire import messages as m
 
-CLEAN_SLATE = 1000
-"""The reputation, in thousandths, of who was never judged."""
 _DIALLED = (MemberState.READY, MemberState.HEALTHY, MemberState.DRAINING, MemberState.OFFLINE)
 """States in which clients are told of a worker; see `peers`."""
 
@@ -92,12 +88,10 @@ class Reading:
         model = self._catalogue.by_name(request.model_id)
         recipe = request.recipe or self._context.recipe
         terms = model.terms_for(recipe, request.device)
-        assigned = [
-            each.layers
-            for each in self._membership.members()
-            if (each.manifest_root, each.recipe) == (model.manifest_root, recipe) and each.state in ASSIGNED
-        ]
-        layers = allocate(terms, assigned, request.vram_mb)
+        core = self._membership.core
+        layers = core.preview(model, recipe, terms, request.vram_mb)
+        held = (each for each in core.in_mesh(model.manifest_root, recipe) if not each.is_canary)
+        assigned = [taken for each in held for taken in each.taken]
         return m.AssignmentPreview(
             model_repo=model.model_id,
             layer_ranges=(layers.as_tuple(),),
@@ -122,7 +116,8 @@ class Reading:
         return m.Metrics(counters=tuple(sorted(counters.items())[:MAX_COUNTERS]))
 
     async def _reputations(self, peers: Sequence[PeerId]) -> Mapping[PeerId, int]:
-        return dict.fromkeys(peers, CLEAN_SLATE)
+        store, now_ms = self._context.store, self._context.clock.unix_ms()
+        return await self._context.run_blocking(lambda: {peer: store.reputation(peer, now_ms).score for peer in peers})
 
 
 # ---- Pure ----
@@ -175,7 +170,7 @@ def peer_entry(member: Member, *, failures: int, reputation: int, replica_group_
         http_addr=host_of(member.addresses),
         http_api_url=member.api_url,
         queue_depth=member.queue_depth,
-        canary=False,
+        canary=member.is_canary,
         failures=failures,
         reputation=reputation,
         replica_group_id=replica_group_id,

@@ -39,12 +39,12 @@ from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Network, Stream
 from tessella_p2p.orchestrator.accounting import Accounting
+from tessella_p2p.orchestrator.admission import MemberRules
 from tessella_p2p.orchestrator.auditing import Auditing, AuditPolicy
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handler, OrchestratorContext
 from tessella_p2p.orchestrator.federating import Federating
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms
-from tessella_p2p.orchestrator.member import Deregistered
 from tessella_p2p.orchestrator.members import Members
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.operating import Operating
@@ -90,6 +90,7 @@ class Orchestrator:
         models: what may be served.
         min_stages: how many workers have to register before one is listed, and into how many stages a model is split at least.
         allow: the peers of a private mesh; None admits everybody.
+        rules: what is asked of workers besides.
         recipe: whose coverage `ListStages` answers with.
         sequencer: numbers answers and tickets.
         grant_terms: bounds on tickets.
@@ -114,6 +115,7 @@ class Orchestrator:
         sequencer: Sequencer,
         min_stages: int = 1,
         allow: frozenset[PeerId] | None = None,
+        rules: MemberRules | None = None,
         grant_terms: GrantTerms | None = None,
         issuance_per_day: int | None = None,
         operator_log: OperatorLog | None = None,
@@ -134,7 +136,14 @@ class Orchestrator:
         settlement = SettlementTerms(key.peer_id, layers, lease_issuers=self.federating.peers)
         if issuance_per_day is not None:
             settlement = replace(settlement, issuance_per_day=issuance_per_day)
-        core = Members(key, self.catalogue, min_stages=min_stages, serial_floor=store.serial_floor())
+        core = Members(
+            key,
+            self.catalogue,
+            min_stages=min_stages,
+            rules=rules,
+            serial_floor=store.serial_floor(),
+            lease_issuers=self.federating.peers,
+        )
         self.membership = Membership(context, self.catalogue, core)
         self.settling = Settling(context, Grants(key, self.catalogue, grant_terms), settlement)
         self.settling.foreign_balance = self.federating.foreign_balance
@@ -202,7 +211,7 @@ class Orchestrator:
                 await self._exclude(member.peer_id)
 
     async def _exclude(self, peer: PeerId) -> None:
-        await self.membership.handle(Deregistered(peer, m.Deregister()))
+        await self.membership.exclude(peer)
 
     def _roots_in_use(self) -> frozenset[bytes]:
         return frozenset(member.manifest_root for member in self.membership.members())

@@ -55,6 +55,8 @@ class Offer:
     device: str
     layers: LayerRange | None = None
     api_url: str | None = None
+    canary: m.CanaryMode = "off"
+    """How it answers instead of truly, where this node is a canary: its engine does so (see ``load``), its lease and records say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class Worker:
         return m.Register(
             addresses=self._context.network.addresses,
             api_url=offer.api_url,
+            canary=offer.canary,
             claim_mb=offer.claim_mb,
             device=offer.device,
             model_id=offer.model_id,
@@ -161,8 +164,9 @@ class Worker:
             raise RemoteProtocolError(f"a lease of {envelope.signer}, which this node does not pin")
         lease = envelope.message(m.Lease)
         offer = self._offer
-        granted = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers)
-        expected = (self._context.key.peer_id, offer.model_id, offer.manifest_root, offer.recipe, assigned.layers)
+        granted = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers, lease.canary)
+        own, canary = self._context.key.peer_id, offer.canary != "off"
+        expected = (own, offer.model_id, offer.manifest_root, offer.recipe, assigned.layers, canary)
         if granted != expected or lease.layers[1] > offer.total_layers:
             raise RemoteProtocolError("the orchestrator's lease is for something else than was asked for")
         self._discovery.observe(assigned.records, "orchestrator")
@@ -330,6 +334,7 @@ class Worker:
             queue_depth=self.hops.open_sessions,
             state=self._record_state(stage),
             max_positions=stage.engine.max_positions,
+            canary=offer.canary != "off",
         )
         now_ms = self._context.clock.unix_ms()
         return seal(

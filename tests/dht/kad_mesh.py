@@ -53,8 +53,11 @@ def make_lease(
     recipe: str = "f32",
     now_ms: int = START_MS,
     ttl_ms: int = 600_000,
+    canary: bool = False,
 ) -> bytes:
-    lease = Lease(serial=serial, peer_id=peer, model_id="m", manifest_root=root, recipe=recipe, layers=layers)
+    lease = Lease(
+        serial=serial, peer_id=peer, model_id="m", manifest_root=root, recipe=recipe, layers=layers, canary=canary
+    )
     return seal(by, LEASE, lease, sequence=serial, now_ms=now_ms, ttl_ms=ttl_ms)
 
 
@@ -72,11 +75,14 @@ def make_record(
     serial: int = 1,
     state: str = "ready",
     addresses: tuple[str, ...] = ("/ip4/10.0.0.1/tcp/1",),
+    canary: bool = False,
 ) -> bytes:
     """A stage record of ``key``, by default with a right lease of `ORCHESTRATOR`."""
     span = layers.as_tuple() if isinstance(layers, LayerRange) else layers
     if lease is None:
-        lease = make_lease(key.peer_id, layers=span, root=root, recipe=recipe, now_ms=now_ms, serial=serial)
+        lease = make_lease(
+            key.peer_id, layers=span, root=root, recipe=recipe, now_ms=now_ms, serial=serial, canary=canary
+        )
     record = StageRecord(
         addresses=addresses,
         model_id="m",
@@ -87,6 +93,7 @@ def make_record(
         lease=lease,
         state="draining" if state == "draining" else "ready",
         max_positions=2048,
+        canary=canary,
     )
     return seal(key, STAGE_RECORD, record, sequence=sequence, now_ms=now_ms, ttl_ms=ttl_ms)
 

@@ -51,6 +51,8 @@ GOOD = make_record(KEY)
         (make_record(KEY, lease=make_lease(PEER, layers=(0, 9))), NotAuthorized),
         (make_record(KEY, lease=make_lease(PEER, recipe="int4")), NotAuthorized),
         (make_record(KEY, lease=make_lease(PEER, root=b"\x01" * 32)), NotAuthorized),
+        (make_record(KEY, lease=make_lease(PEER, canary=True)), NotAuthorized),
+        (make_record(KEY, lease=make_lease(PEER), canary=True), NotAuthorized),
         (make_record(KEY, lease=make_lease(PEER, ttl_ms=0)), Expired),
         (make_record(KEY, lease=make_lease(PEER, now_ms=START_MS + 60_001)), Expired),
         (make_record(KEY, lease=tampered(make_lease(PEER))), InvalidSignature),
@@ -175,6 +177,16 @@ def test_coverage_counts_ready_live_stages_of_one_recipe() -> None:
     assert [hole.as_tuple() for hole in coverage.holes] == [(10, 20)]
     view.observe(make_record(node_key(5), layers=(10, 20)), "dht", START_MS)
     assert view.coverage(ROOT, "f32", 30, START_MS).health == "healthy"
+
+
+def test_a_canary_is_remembered_and_never_among_the_stages_that_serve() -> None:
+    view = SwarmView(PINS)
+    view.observe(make_record(KEY, canary=True, layers=(0, 30)), "dht", START_MS)
+    assert view.stages(ROOT, "f32", START_MS, with_draining=True) == ()
+    assert view.recipes(ROOT, START_MS) == ()
+    assert view.coverage(ROOT, "f32", 30, START_MS).num_covered == 0
+    (status,) = view.statuses(START_MS)
+    assert status.stage.canary
 
 
 def test_a_view_lists_the_recipes_that_are_served() -> None:

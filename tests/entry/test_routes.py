@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,3 +89,12 @@ def test_a_saturated_stage_is_used_only_where_nobody_else_has_its_layers() -> No
 
 def test_overlapping_ranges_that_do_not_join_are_no_route() -> None:
     assert choose_route([stage(0, 0, 4), stage(1, 3, 6)], TOTAL, {}, PeerId("self")) is None
+
+
+def test_no_route_goes_through_a_canary_even_where_nobody_else_has_its_layers() -> None:
+    canary = replace(stage(1, 3, 6), canary=True)
+    assert choose_route([stage(0, 0, 3), canary], TOTAL, {}, PeerId("self")) is None
+    assert no_route("m", [stage(0, 0, 3), canary], TOTAL).missing == ((3, 6),)
+    found = choose_route([stage(0, 0, 3), canary, stage(2, 3, 6, queue=50)], TOTAL, {}, PeerId("self"))
+    assert found is not None
+    assert [each.peer_id for each in found.stages] == [PEERS[0], PEERS[2]]

@@ -454,6 +454,6 @@ def test_the_number_of_members_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_list_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     members, workers = mesh(3)
     size_bytes = len(members.listed(ROOT, NOW)[0])
-    monkeypatch.setattr("tessella_p2p.orchestrator.members.MAX_LISTED_BYTES", 2 * size_bytes + 100)
+    monkeypatch.setattr("tessella_p2p.orchestrator.roster.MAX_LISTED_BYTES", 2 * size_bytes + 100)
     assert len(members.listed(ROOT, NOW)) == 2
     assert len(workers) == 3

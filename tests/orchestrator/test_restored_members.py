@@ -15,9 +15,9 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import HEARTBEAT_S, OFFLINE_AFTER_MISSED, RESTORED_GRACE_S
 from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.model.coverage import walk
-from tessella_p2p.orchestrator.assignments import ASSIGNED
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.member import (
+    ASSIGNED,
     Deregistered,
     KeepAssignment,
     MemberEffect,

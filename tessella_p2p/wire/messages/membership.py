@@ -58,6 +58,10 @@ class StageRecord(Message):
     canary: bool = False
 
 
+Instance = Annotated[bytes, Field(min_length=16, max_length=16)]
+"""16 random bytes of one process: they tell a key that is used twice from a worker that was started again."""
+
+
 class Register(Message):
     """A worker asks for a range. The signer is the worker."""
 
@@ -73,6 +77,7 @@ class Register(Message):
     contract_hash: Digest
     recipe: Name
     layers: Layers | None = None
+    instance: Instance | None = None
 
 
 class Ready(Message):
@@ -81,16 +86,22 @@ class Ready(Message):
     kind: Literal["ready"] = "ready"
     serial: Count
     record: Sealed
+    instance: Instance | None = None
 
 
 class Announce(Message):
-    """Heartbeat: liveness, queue depth and, while serving, the newest stage record."""
+    """Heartbeat: liveness, queue depth and, while serving, the newest stage record.
+
+    ``prepared`` is the serial of an order's lease, whose layers are loaded beside the ones that are served (see `UpdateAssignment`).
+    """
 
     kind: Literal["announce"] = "announce"
     serial: Count
     queue_depth: Count
     state: Literal["loading", "ready", "draining", "saturated"]
     record: Sealed | None = None
+    prepared: Count | None = None
+    instance: Instance | None = None
 
 
 class Deregister(Message):
@@ -147,10 +158,15 @@ class Subscribe(Message):
 
 
 class UpdateAssignment(Message):
-    """An order to a worker: other layers are yours from now on. Domain `ORDER`, audience the worker, signer the orchestrator."""
+    """An order to a worker: other layers are yours from now on. Domain `ORDER`, audience the worker, signer the orchestrator.
+
+    ``beside``: load them beside the layers that you serve, and go on serving those until this order comes again without it. Both fit
+    the claim then. Without it, and where they are not loaded yet, the open sessions end first.
+    """
 
     kind: Literal["update_assignment"] = "update_assignment"
     model_id: Name
     layers: Layers
     lease: Sealed
     reason: Reason
+    beside: bool = False

@@ -1,0 +1,132 @@
+"""May a worker register, with this claim, from there, under this key (pure).
+
+The allow-list, the signature and the clock are judged before, for every request (``service``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import Final
+
+from tessella_p2p.base.errors import InvalidRequest, KeyInUse
+from tessella_p2p.base.limits import HEARTBEAT_S, OFFLINE_AFTER_MISSED, REGISTRATION_GRACE_S
+from tessella_p2p.orchestrator.catalogue import Catalogue
+from tessella_p2p.orchestrator.member import Member, MemberState
+from tessella_p2p.orchestrator.terms import ServedModel
+from tessella_p2p.wire.messages import Register
+
+OFFLINE_MS: Final = int(HEARTBEAT_S * OFFLINE_AFTER_MISSED * 1000)
+"""Whoever is silent for so long is taken to be gone."""
+_PRIVATE: Final = tuple(
+    ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.168.0.0/16", "::/127", "fc00::/7", "fe80::/10", "::ffff:0:0/96"),
+    )
+)
+"""Networks that are not reached from everywhere: RFC 1122, 1918, 3927, 6598, 4193, 4291. An IPv4 address has its own spelling."""
+_LOCAL_NAMES: Final = ("localhost", ".localhost", ".local", ".internal")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRules:
+    """What the operator asks of workers.
+
+    Attributes:
+        registration_grace_s: how long a worker that loads its range may stay silent.
+        allow_private_addrs: whether a worker may be at an address that is not reached from everywhere.
+    """
+
+    registration_grace_s: float = REGISTRATION_GRACE_S
+    allow_private_addrs: bool = True
+
+    @property
+    def grace_ms(self) -> int:
+        """`registration_grace_s`, but never shorter than a served range's."""
+        return max(int(self.registration_grace_s * 1000), OFFLINE_MS)
+
+
+def check_model(catalogue: Catalogue, request: Register) -> ServedModel:
+    """The model that a worker wants to serve.
+
+    Raises:
+        UnknownModel: nobody may serve its manifest here.
+        InvalidRequest: its manifest is another one than the model's newest, or states other figures; ``param`` says which.
+    """
+    model = catalogue.by_root(request.manifest_root)
+    if not catalogue.is_current(request.manifest_root):
+        raise InvalidRequest(
+            f"another manifest of {model.model_id} was published since: pull it", param="manifest_root"
+        )
+    for name, got, expected in (
+        ("model_id", request.model_id, model.model_id),
+        ("contract_hash", request.contract_hash, model.contract_hash),
+        ("total_layers", request.total_layers, model.total_layers),
+    ):
+        if got != expected:
+            raise InvalidRequest(f"{name} is not that of {model.model_id} as it is served here", param=name)
+    return model
+
+
+def check_addresses(addresses: Sequence[str], rules: MemberRules) -> None:
+    """Refuse a worker that its peers cannot dial.
+
+    Raises:
+        InvalidRequest: it names no address, or a private one where those are not allowed.
+    """
+    if not addresses:
+        raise InvalidRequest("a worker needs an address at which its peers can dial it", param="addresses")
+    if rules.allow_private_addrs:
+        return
+    for address in addresses:
+        if is_private(address):
+            raise InvalidRequest(
+                f"{address} is not reached from everywhere: announce a public address (public_ip), "
+                "or let the orchestrator allow private ones (allow_private_addrs)",
+                param="addresses",
+            )
+
+
+def is_private(address: str) -> bool:
+    """Whether a multiaddr is not reached from everywhere; one whose host cannot be told is not either."""
+    parts = address.split("/")
+    if len(parts) < 3 or parts[0]:
+        return True
+    kind, host = parts[1], parts[2].lower()
+    if kind in ("dns", "dns4", "dns6", "dnsaddr"):
+        return not host or host.endswith(_LOCAL_NAMES)
+    if kind not in ("ip4", "ip6"):
+        return True
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        return True
+    return any(ip in network for network in _PRIVATE)
+
+
+def check_key(before: Member | None, instance: bytes | None, addresses: Sequence[str], now_ms: int) -> None:
+    """Refuse a second process that uses a worker's key, while the first one is heard.
+
+    A worker that is started again is another process too: it is known by its address, which the first one could not have beside it.
+
+    Raises:
+        KeyInUse: says whose key it is, and where the first process is.
+    """
+    if before is None or instance is None or before.instance in (None, instance):
+        return
+    is_heard = before.state not in (MemberState.OFFLINE, MemberState.LEFT) and before.last_seen + OFFLINE_MS > now_ms
+    if is_heard and not set(addresses) & set(before.addresses):
+        first = ", ".join(before.addresses[:2])
+        raise KeyInUse(f"{before.peer_id} is in use by another process, at {first}: give this node a key of its own")
+
+
+def check_instance(member: Member, instance: bytes | None) -> None:
+    """Refuse the heartbeat of a process whose key another one has registered with since.
+
+    Raises:
+        KeyInUse: says so.
+    """
+    if instance is not None and member.instance not in (None, instance):
+        raise KeyInUse(f"{member.peer_id} was registered by another process since: give each node a key of its own")
