@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +29,8 @@ class Environment:
         tables: the names of the tables.
         map_size_bytes: the size to which the file may grow.
         schema: version of what the tables hold; another one on disk is refused, never guessed at.
-        since: the oldest version that this program reads as well: what it lacks are tables, which start empty. It becomes ``schema``.
+        since: the oldest version that this program reads as well; it becomes ``schema``. Tables that it lacks start empty.
+        migrate: what else has to happen to an older one, in the transaction that makes it a ``schema``; it is told which it was.
         sync: False loses the latest commits when the machine (not the process) dies; for simulations.
 
     Raises:
@@ -44,6 +45,7 @@ class Environment:
         map_size_bytes: int,
         schema: int,
         since: int | None = None,
+        migrate: Callable[[Transaction, int], None] | None = None,
         sync: bool = True,
     ) -> None:
         self.path = path
@@ -66,7 +68,7 @@ class Environment:
             with self._typed_errors():
                 self._meta = self._env.open_db(b"meta")
                 self._tables = {name: self._env.open_db(name.encode()) for name in tables}
-            self._check_schema(schema, schema if since is None else since)
+            self._check_schema(schema, schema if since is None else since, migrate)
         except StorageError:
             self.close()
             raise
@@ -98,16 +100,19 @@ class Environment:
                 f"{self.path} is in use by another process: stop that one, or name another folder"
             ) from error
 
-    def _check_schema(self, schema: int, since: int) -> None:
+    def _check_schema(self, schema: int, since: int, migrate: Callable[[Transaction, int], None] | None) -> None:
         with self.write() as transaction:
             found = transaction.number("schema")
-            if found is None or since <= found < schema:
-                transaction.set_number("schema", schema)
-            elif found != schema:
+            if found == schema:
+                return
+            if found is not None and not since <= found < schema:
                 raise StorageError(
                     f"{self.path} has schema version {found}, this program reads version {schema}: "
                     f"use the program that wrote it, or name another folder"
                 )
+            if found is not None and migrate is not None:
+                migrate(transaction, found)
+            transaction.set_number("schema", schema)
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
@@ -155,6 +160,10 @@ class Transaction:
     def delete(self, table: str, key: bytes) -> None:
         """Remove ``key`` where it is there."""
         self._transaction.delete(key, db=self._tables[table])
+
+    def clear(self, table: str) -> None:
+        """Remove every row of a table."""
+        self._transaction.drop(self._tables[table], delete=False)
 
     def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to ``limit`` pairs whose keys are at least ``start``, in order."""

@@ -10,11 +10,20 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from typing import Generic
 
 from tessella_p2p.base.errors import RefusalError, RemoteProtocolError
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import CLOCK_SKEW_MS, ISSUANCE_PER_REQUESTER_DAY, MAX_PROOF_BYTES, MICRO_PER_CREDIT
-from tessella_p2p.wire.envelope import Envelope, decode_message, open_envelope
+from tessella_p2p.base.limits import (
+    CLOCK_SKEW_MS,
+    ISSUANCE_PER_REQUESTER_DAY,
+    MAX_PROOF_BYTES,
+    MAX_REMEMBERED_BYTES,
+    MAX_REMEMBERED_ENVELOPES,
+    MICRO_PER_CREDIT,
+)
+from tessella_p2p.wire.envelope import Envelope, MessageT, decode_message, open_envelope
 from tessella_p2p.wire.messages import LEASE, PROOF, RECEIPT, TICKET, DigestMark, Lease, Proof, ReceiptBody, Ticket
 
 
@@ -140,10 +149,10 @@ def _verify_content(envelope: Envelope, terms: SettlementTerms, now_ms: int) -> 
 
 def _ticket(proof: Proof, terms: SettlementTerms, now_ms: int) -> tuple[Ticket, int]:
     """The proof's ticket and when it was minted."""
-    envelope = open_envelope(proof.ticket, TICKET, now_ms=None)
-    if envelope.signer != terms.orchestrator:
-        raise ProofRefused(Code.FOREIGN_TICKET, f"its ticket was minted by {envelope.signer}; it settles there alone")
-    ticket = decode_message(Ticket, envelope.payload)
+    opened = _opened(proof.ticket, TICKET, Ticket)
+    ticket, minted_at = opened.body, opened.issued_at
+    if opened.signer != terms.orchestrator:
+        raise ProofRefused(Code.FOREIGN_TICKET, f"its ticket was minted by {opened.signer}; it settles there alone")
     if (ticket.request_id, ticket.manifest_root, ticket.recipe) != (
         proof.request_id,
         proof.manifest_root,
@@ -155,13 +164,13 @@ def _ticket(proof: Proof, terms: SettlementTerms, now_ms: int) -> tuple[Ticket, 
             Code.TOO_MANY_POSITIONS, f"{proof.positions} positions; its ticket allows {ticket.max_positions}"
         )
     opened_at = proof.opened_at
-    if not envelope.issued_at - CLOCK_SKEW_MS <= opened_at < ticket.open_before or opened_at > now_ms + CLOCK_SKEW_MS:
+    if not minted_at - CLOCK_SKEW_MS <= opened_at < ticket.open_before or opened_at > now_ms + CLOCK_SKEW_MS:
         raise ProofRefused(Code.TICKET_NOT_OPEN, "its session was opened outside the time that its ticket allows")
     if now_ms >= ticket.settle_before:
         raise ProofRefused(
             Code.TICKET_EXPIRED, f"its ticket could be settled until {(now_ms - ticket.settle_before) / 1000:.0f} s ago"
         )
-    return ticket, envelope.issued_at
+    return ticket, minted_at
 
 
 def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: int, terms: SettlementTerms) -> None:
@@ -170,10 +179,10 @@ def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: in
     During an outage leases are not renewed but tickets that were minted before it still open sessions, so a lease that was in
     force when the ticket was minted counts for that ticket.
     """
-    envelope = open_envelope(proof.lease, LEASE, now_ms=None)
-    if envelope.signer not in terms.lease_issuers:
-        raise ProofRefused(Code.FOREIGN_LEASE, f"its lease was signed by {envelope.signer}")
-    lease = decode_message(Lease, envelope.payload)
+    opened = _opened(proof.lease, LEASE, Lease)
+    lease = opened.body
+    if opened.signer not in terms.lease_issuers:
+        raise ProofRefused(Code.FOREIGN_LEASE, f"its lease was signed by {opened.signer}")
     if lease.peer_id != worker:
         raise ProofRefused(Code.FOREIGN_LEASE, f"its lease is {lease.peer_id}'s")
     if lease.canary:
@@ -182,11 +191,40 @@ def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: in
         raise ProofRefused(Code.FOREIGN_LEASE, "its lease is for another model or recipe")
     if not LayerRange(*lease.layers).contains(layers):
         raise ProofRefused(Code.UNLEASED_LAYERS, f"layers {layers}; {worker} was leased {LayerRange(*lease.layers)}")
-    issued_at, expires_at = envelope.issued_at, envelope.expires_at
-    if not any(issued_at - CLOCK_SKEW_MS <= at < expires_at for at in (proof.opened_at, minted_at)):
+    if not any(opened.issued_at - CLOCK_SKEW_MS <= at < opened.expires_at for at in (proof.opened_at, minted_at)):
         raise ProofRefused(
             Code.LEASE_NOT_IN_FORCE, f"lease {lease.serial} was not in force when the session was opened"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened(Generic[MessageT]):
+    """A ticket or a lease whose signature was verified."""
+
+    signer: PeerId
+    issued_at: int
+    expires_at: int
+    body: MessageT
+
+
+def _opened(raw: bytes, domain: str, kind: type[MessageT]) -> _Opened[MessageT]:
+    """Open a ticket or a lease.
+
+    Each stage of a request sends the same ticket, and a worker the same lease with each of its proofs: what was opened is remembered
+    by its bytes, of which it is a pure function. An envelope that is longer than honest ones are takes no room there.
+    """
+    opened = _remembered(raw, domain, kind) if len(raw) <= MAX_REMEMBERED_BYTES else _open(raw, domain, kind)
+    assert isinstance(opened.body, kind)
+    return opened
+
+
+def _open(raw: bytes, domain: str, kind: type[MessageT]) -> _Opened[MessageT]:
+    envelope = open_envelope(raw, domain, now_ms=None)
+    body = decode_message(kind, envelope.payload)
+    return _Opened(envelope.signer, envelope.issued_at, envelope.expires_at, body)
+
+
+_remembered = lru_cache(maxsize=MAX_REMEMBERED_ENVELOPES)(_open)
 
 
 def _points(proof: Proof, worker: PeerId) -> tuple[DigestMark, ...]:

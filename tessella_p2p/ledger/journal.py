@@ -9,6 +9,7 @@ What the proofs are kept for is federation: whoever pulls an entry verifies its 
 
 from __future__ import annotations
 
+from tessella_p2p.base.errors import StorageError
 from tessella_p2p.base.limits import (
     MAX_DROPPED_PROOFS,
     PROOF_GRACE_S,
@@ -18,8 +19,9 @@ from tessella_p2p.base.limits import (
     TICKET_SETTLE_S,
 )
 from tessella_p2p.ledger.chain import START, Head, SnapshotRow, entry_hash, pack_row, unpack_row
-from tessella_p2p.ledger.changes import Change, JournalEntry, decode_entry, encode_entry
+from tessella_p2p.ledger.changes import ChainBegun, Change, JournalEntry, decode_entry, encode_entry
 from tessella_p2p.ledger.environment import Transaction
+from tessella_p2p.ledger.state import TABLE_NAMES as STATE_TABLES
 from tessella_p2p.ledger.state import LedgerState
 
 JOURNAL = "journal"
@@ -27,6 +29,7 @@ PROOFS_OF = "proofs_of"
 JOURNAL_TABLES = (JOURNAL, PROOFS_OF)
 
 _CHAIN = "chain"
+_PAGE = 1024
 _KEPT_MS = round((TICKET_OPEN_S + TICKET_SETTLE_S + PROOF_GRACE_S) * 1000)
 """A ticket settles at most so long after it was minted, and no proof of it is older than it."""
 
@@ -75,9 +78,50 @@ def read_head(transaction: Transaction) -> Head:
     return Head(chain, sequence, entry_hash(previous, chain, sequence, entry))
 
 
-def begin_chain(transaction: Transaction, chain: int) -> None:
-    """Count what is appended from now on to ``chain``; the hashes of what is there are the caller's."""
+def rewrite_state(transaction: Transaction, *, hashed: bool) -> None:
+    """Build the hash chain and the state anew from the journal's entries alone.
+
+    Args:
+        transaction: the one in which all of it happens.
+        hashed: whether the rows begin with a hash; those of schemas 1 and 2 do not.
+
+    Raises:
+        MalformedMessage, LocalProtocolError: the journal is damaged.
+    """
+    for table in STATE_TABLES:
+        transaction.clear(table)
+    state, chain, previous, since = LedgerState(transaction), transaction.number(_CHAIN) or 0, START, 0
+    while rows := transaction.scan(JOURNAL, _key(since + 1), _PAGE):
+        for key, row in rows:
+            entry = unpack_row(row)[1] if hashed else row
+            since = int.from_bytes(key, "big")
+            transaction.put(JOURNAL, key, pack_row(previous, entry))
+            previous = entry_hash(previous, chain, since, entry)
+            decoded = decode_entry(entry)
+            state.apply(decoded.change, decoded.at)
+
+
+def begin_chain(transaction: Transaction, at_ms: int) -> Head:
+    """Check every entry's place in its chain, and give all of them one in the next chain, which begins where this one ends.
+
+    Raises:
+        StorageError: an entry is not the one that was written.
+    """
+    old = read_head(transaction)
+    chain, previous, expected, since = old.chain + 1, START, START, 0
+    while rows := transaction.scan(JOURNAL, _key(since + 1), _PAGE):
+        for key, row in rows:
+            named, entry = unpack_row(row)
+            since += 1
+            if named != expected or key != _key(since):
+                raise StorageError(f"entry {since} of the journal is damaged: use another backup")
+            expected = entry_hash(expected, old.chain, since, entry)
+            transaction.put(JOURNAL, key, pack_row(previous, entry))
+            previous = entry_hash(previous, chain, since, entry)
     transaction.set_number(_CHAIN, chain)
+    journal = Journal(transaction)
+    journal.write(ChainBegun(chain=chain, after=old.sequence, after_hash=old.hash), at_ms)
+    return journal.head
 
 
 def read_entries(transaction: Transaction, since: int, limit: int) -> list[tuple[int, JournalEntry]]:

@@ -23,8 +23,9 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MAX_PROOFS_PER_TICKET_AND_WORKER, MICRO_PER_LAYER_POSITION
 from tessella_p2p.ledger.changes import Change, ProofSettled, TicketsExpired
 from tessella_p2p.ledger.evidence import Code, ProofRefused, ProvenWork, SettlementTerms
-from tessella_p2p.ledger.state import DAY_MS, LedgerState, TicketFacts, TicketKey
-from tessella_p2p.wire.messages import DigestMark, Settled
+from tessella_p2p.ledger.state import DAY_MS, LedgerState
+from tessella_p2p.ledger.tickets import Point, ProofFacts, TicketFacts, TicketKey
+from tessella_p2p.wire.messages import Settled
 
 _MAX_REASON_CHARS = 512
 _ENDLESS = 2**53
@@ -88,7 +89,7 @@ def _pay(
     key: TicketKey,
     ticket: TicketFacts,
     work: ProvenWork,
-    earlier: ProofSettled | None,
+    earlier: ProofFacts | None,
     terms: SettlementTerms,
     now_ms: int,
 ) -> tuple[tuple[Change, ...], Settled]:
@@ -143,6 +144,8 @@ def _purse(state: LedgerState, requester: PeerId, worker: PeerId) -> int:
 
 def _affordable(ticket: TicketFacts, layers: LayerRange, positions: int, budget: int) -> int:
     """The most positions, up to ``positions``, whose unpaid layer·positions fit into ``budget``."""
+    if ticket.due(layers, positions) <= budget:
+        return positions
     low, high = 0, positions
     while low < high:
         middle = (low + high + 1) // 2
@@ -153,18 +156,18 @@ def _affordable(ticket: TicketFacts, layers: LayerRange, positions: int, budget:
     return low
 
 
-def _check_own(earlier: ProofSettled, work: ProvenWork) -> None:
+def _check_own(earlier: ProofFacts, work: ProvenWork) -> None:
     """A later proof of the same work may say more than an earlier one, never something else."""
     proof = work.proof
     if (earlier.layers, earlier.upstream, earlier.downstream) != (proof.layers, proof.upstream, proof.downstream):
         raise ProofRefused(
             Code.PROOF_CONFLICT, f"{work.worker} proved other layers or neighbours for this session and epoch before"
         ).blame(work.worker)
-    said = {point.positions: point for point in earlier.points}
-    for point in work.points:
-        if said.get(point.positions, point) != point:
+    said = {positions: (received, sent) for positions, received, sent in earlier.points}
+    for positions, received, sent in _points(work):
+        if said.get(positions, (received, sent)) != (received, sent):
             raise ProofRefused(
-                Code.PROOF_CONFLICT, f"{work.worker} proved other digests at position {point.positions} before"
+                Code.PROOF_CONFLICT, f"{work.worker} proved other digests at position {positions} before"
             ).blame(work.worker)
 
 
@@ -176,7 +179,7 @@ def _neighbour_mismatch(state: LedgerState, key: TicketKey, work: ProvenWork) ->
         if upstream is not None and upstream.layers[1] == work.layers.start:
             if upstream.downstream != work.worker:
                 return f"{upstream.worker} says that it sent to {upstream.downstream}, not to {work.worker}"
-            at = _first_difference(upstream.points, work.points)
+            at = _first_difference(upstream.points, _points(work))
             if at is not None:
                 return _differs(upstream.worker, work.worker, at)
     if proof.downstream != work.worker:
@@ -184,7 +187,7 @@ def _neighbour_mismatch(state: LedgerState, key: TicketKey, work: ProvenWork) ->
         if downstream is not None and downstream.layers[0] == work.layers.end:
             if downstream.upstream != work.worker:
                 return f"{downstream.worker} says that it received from {downstream.upstream}, not from {work.worker}"
-            at = _first_difference(work.points, downstream.points)
+            at = _first_difference(_points(work), downstream.points)
             if at is not None:
                 return _differs(work.worker, downstream.worker, at)
     return None
@@ -194,11 +197,15 @@ def _differs(sender: str, receiver: str, positions: int) -> str:
     return f"what {sender} sent is not what {receiver} received, within the first {positions} positions"
 
 
-def _first_difference(sender: tuple[DigestMark, ...], receiver: tuple[DigestMark, ...]) -> int | None:
-    sent = {point.positions: point.output for point in sender}
-    for point in receiver:
-        if sent.get(point.positions, point.input) != point.input:
-            return point.positions
+def _points(work: ProvenWork) -> tuple[Point, ...]:
+    return tuple((point.positions, point.input, point.output) for point in work.points)
+
+
+def _first_difference(sender: tuple[Point, ...], receiver: tuple[Point, ...]) -> int | None:
+    sent = {positions: output for positions, _, output in sender}
+    for positions, received, _ in receiver:
+        if sent.get(positions, received) != received:
+            return positions
     return None
 
 

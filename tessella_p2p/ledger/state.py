@@ -2,8 +2,8 @@
 
     table      key                                            value
     accounts   account name                                   [micro-credits, settled proofs]
-    tickets    ticket key                                     settle_before, paid positions by layer, proofs by worker
-    proofs     ticket key, session, epoch, worker             the last change about the proof, amounts summed
+    tickets    ticket key                                     `tickets.TicketFacts`
+    proofs     ticket key, session, epoch, worker             `tickets.ProofFacts`
     issued     day (8 bytes), requester                       micro-credits paid on the requester's tickets that day
     expiry     settle_before (8 bytes), ticket key            empty
     state      "horizon"                                      the latest settle_before whose facts were dropped
@@ -12,17 +12,12 @@
     audits     audit id, "verdict" or "slash", peer           empty
     cleared    ticket key, session, epoch, worker             empty: an audit passed this proof
 
-A ticket's key is the SHA-256 of its requester and request id, so two tickets for one request are paid as one. A stage proves
-positions from 0, so what a layer was paid for is a prefix: one number per layer.
-
 `LedgerState.apply` is the only code that writes, in the running ledger as in a replay.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 
 from tessella_p2p.base.errors import LocalProtocolError
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -38,7 +33,16 @@ from tessella_p2p.ledger.changes import (
 )
 from tessella_p2p.ledger.reputation import Reputation, judged, slashed
 from tessella_p2p.ledger.tables import Tables, decode_row, encode_row
-from tessella_p2p.wire.envelope import decode_message, encode_message
+from tessella_p2p.ledger.tickets import (
+    ProofFacts,
+    TicketFacts,
+    TicketKey,
+    decode_proof,
+    decode_ticket,
+    encode_proof,
+    encode_ticket,
+    facts_of,
+)
 
 TABLE_NAMES = (
     "accounts",
@@ -59,32 +63,6 @@ _VERDICT, _SLASH = b"verdict", b"slash"
 _PRESENT = b"\0"
 
 
-@dataclass(frozen=True, slots=True)
-class TicketKey:
-    """What a ticket is known by: one requester's one request."""
-
-    requester: PeerId
-    request_id: str
-
-    @property
-    def digest(self) -> bytes:
-        """32 bytes that stand for it in table keys."""
-        return hashlib.sha256(f"{self.requester}\0{self.request_id}".encode()).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class TicketFacts:
-    """What is known of a ticket: up to which position each layer was paid, and how many proofs each worker has."""
-
-    settle_before: int = 0
-    paid: Mapping[int, int] = field(default_factory=dict)
-    proofs: Mapping[str, int] = field(default_factory=dict)
-
-    def due(self, layers: LayerRange, positions: int) -> int:
-        """Layer·positions of ``layers`` below ``positions`` that were not paid yet."""
-        return sum(max(0, positions - self.paid.get(layer, 0)) for layer in layers)
-
-
 class LedgerState:
     """The state in a set of tables. Reading is free of effects; `apply` writes."""
 
@@ -95,17 +73,12 @@ class LedgerState:
     def ticket(self, key: TicketKey) -> TicketFacts:
         """What is known of a ticket; nothing, for one without a settled proof."""
         row = self._tables.get("tickets", key.digest)
-        if row is None:
-            return TicketFacts()
-        match decode_row(row):
-            case [int(settle_before), list(paid), dict(proofs)]:
-                return TicketFacts(settle_before, dict(paid), proofs)
-        raise LocalProtocolError("the row of a ticket is damaged")
+        return TicketFacts() if row is None else decode_ticket(row)
 
-    def proof(self, key: TicketKey, session: bytes, epoch: int, worker: str) -> ProofSettled | None:
-        """The settled proof of ``worker`` for (session, epoch), with the sum of what it was paid."""
+    def proof(self, key: TicketKey, session: bytes, epoch: int, worker: str) -> ProofFacts | None:
+        """What is known of the settled proof of ``worker`` for (session, epoch)."""
         row = self._tables.get("proofs", _proof_key(key, session, epoch, worker))
-        return None if row is None else decode_message(ProofSettled, row)
+        return None if row is None else decode_proof(row, worker)
 
     def issued(self, requester: str, day: int) -> int:
         """Micro-credits that the tickets of ``requester`` brought into being on ``day`` (days since the Unix epoch, UTC)."""
@@ -182,20 +155,20 @@ class LedgerState:
         layers = LayerRange(*change.layers)
         ticket = self.ticket(key)
         before = self.proof(key, change.session, change.epoch, change.worker)
-        if ticket.due(layers, change.paid_positions) * MICRO_PER_LAYER_POSITION != change.micro_credits:
-            raise LocalProtocolError(f"{change.micro_credits} micro-credits are not what is due on {change.request_id}")
-        paid = dict(ticket.paid)
-        for layer in layers:
-            paid[layer] = max(paid.get(layer, 0), change.paid_positions)
+        amount = change.micro_credits
+        if ticket.due(layers, change.paid_positions) * MICRO_PER_LAYER_POSITION != amount:
+            raise LocalProtocolError(f"{amount} micro-credits are not what is due on {change.request_id}")
         proofs = dict(ticket.proofs)
         if before is None:
             proofs[change.worker] = proofs.get(change.worker, 0) + 1
+        settle_before = max(ticket.settle_before, change.settle_before)
+        self._put_ticket(
+            key, TicketFacts(settle_before, ticket.with_paid(layers, change.paid_positions), proofs), ticket
+        )
+        facts = facts_of(change, 0 if before is None else before.micro_credits)
+        self._tables.put("proofs", _proof_key(key, change.session, change.epoch, change.worker), encode_proof(facts))
+        if before is None:
             self.accounts.count_proof(change.worker)
-        else:
-            change = change.model_copy(update={"micro_credits": before.micro_credits + change.micro_credits})
-        self._put_ticket(key, TicketFacts(max(ticket.settle_before, change.settle_before), paid, proofs), ticket)
-        self._tables.put("proofs", _proof_key(key, change.session, change.epoch, change.worker), encode_message(change))
-        amount = change.micro_credits - (0 if before is None else before.micro_credits)
         if amount and change.requester_pays:
             self._pay_from_requester(change, amount)
         elif amount:
@@ -244,12 +217,7 @@ class LedgerState:
         if after.settle_before != before.settle_before:
             self._tables.delete("expiry", _expiry_key(before.settle_before, key.digest))
             self._tables.put("expiry", _expiry_key(after.settle_before, key.digest), _PRESENT)
-        row: list[object] = [
-            after.settle_before,
-            [list(pair) for pair in sorted(after.paid.items())],
-            dict(after.proofs),
-        ]
-        self._tables.put("tickets", key.digest, encode_row(row))
+        self._tables.put("tickets", key.digest, encode_ticket(after))
 
     def _apply_expired(self, change: TicketsExpired) -> None:
         for expiry, _ in self._tables.scan("expiry", b"", MAX_EXPIRED_PER_CHANGE):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tessella_p2p.base.errors import MalformedMessage, StorageError
+from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage, StorageError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import (
     LEDGER_MAP_BYTES,
@@ -41,6 +41,7 @@ from tessella_p2p.ledger.journal import (
     read_newest,
     read_proof,
     read_snapshot,
+    rewrite_state,
 )
 from tessella_p2p.ledger.reputation import Reputation, at_time
 from tessella_p2p.ledger.settlement import expire, refusal, settle
@@ -48,9 +49,10 @@ from tessella_p2p.ledger.state import TABLE_NAMES, LedgerState
 from tessella_p2p.ledger.tables import DictTables
 from tessella_p2p.wire.messages import Settled
 
-SCHEMA = 2
-"""2 added the assignments."""
+SCHEMA = 3
+"""2 added the assignments; 3 the hash chain, and rows of the state that are read faster."""
 _OLDEST_SCHEMA = 1
+_HASHED_SCHEMA = 3
 _MODELS = "models"
 _ASSIGNMENTS = "assignments"
 _SERIAL_FLOOR = "lease_serial_floor"
@@ -103,6 +105,7 @@ class LedgerStore:
             map_size_bytes=map_size_bytes,
             schema=SCHEMA,
             since=_OLDEST_SCHEMA,
+            migrate=_migrate,
             sync=sync,
         )
         self._settling = GroupCommit(self._settle_together, MAX_SETTLED_TOGETHER // MAX_PROOFS_PER_BATCH)
@@ -345,6 +348,14 @@ class LedgerStore:
 def _raise_number(transaction: Transaction, name: str, value: int) -> None:
     if value > (transaction.number(name) or 0):
         transaction.set_number(name, value)
+
+
+def _migrate(transaction: Transaction, found: int) -> None:
+    """Take over a ledger of an older schema: its journal says everything."""
+    try:
+        rewrite_state(transaction, hashed=found >= _HASHED_SCHEMA)
+    except (MalformedMessage, LocalProtocolError) as error:
+        raise StorageError(f"the journal of a ledger of schema {found} is damaged: put a backup back") from error
 
 
 def _verify(raw: bytes, terms: SettlementTerms, now_ms: int) -> ProvenWork | Judged:
