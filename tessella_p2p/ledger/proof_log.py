@@ -5,7 +5,10 @@
                                                                   └─────────────────────────────────────┘
 
 Each method is durable when it returns. They block (a commit waits for the disk), so the caller decides about threads. Held proofs are
-kept apart, so that they do not stand in the way of new ones; the caller calls `requeue_held` at most daily.
+kept apart, so that they do not stand in the way of new ones; the caller calls `requeue_held` at most daily. Likewise the proofs of each
+orchestrator: a proof settles only where its ticket was minted, and one that cannot be reached holds up no other's.
+
+Keys are the minter's peer id, the session (16 bytes) and the epoch (4 bytes).
 """
 
 from __future__ import annotations
@@ -13,14 +16,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessella_p2p.base.errors import LocalProtocolError
+from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage, StorageError, VersionMismatch
+from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_PROOF_BATCH_BYTES, MAX_PROOF_BYTES, PROOF_LOG_MAP_BYTES
-from tessella_p2p.ledger.environment import Environment
+from tessella_p2p.ledger.environment import Environment, Transaction
+from tessella_p2p.wire.envelope import peek_audience
 
-SCHEMA = 1
+SCHEMA = 2
+"""2 put the minter into the keys."""
+_OLDEST_SCHEMA = 1
 _CHECKPOINTS, _PENDING, _HELD = "checkpoints", "pending", "held"
 _SEQUENCE_FLOOR = "sequence_floor"
+_HAS_MINTERS = "has_minters"
 _SESSION_BYTES = 16
+_WORK_BYTES = _SESSION_BYTES + 4
+_AFTER = b"\xff"
+"""Behind every key of one minter: peer ids are ASCII."""
 _PAGE = 256
 
 
@@ -28,6 +39,7 @@ _PAGE = 256
 class Checkpoint:
     """What was proven of a session so far; whether ``proof`` is sealed is the caller's choice."""
 
+    minter: PeerId
     session: bytes
     epoch: int
     proof: bytes
@@ -35,8 +47,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class PendingProof:
-    """A sealed proof that waits for its settlement."""
+    """A sealed proof that waits for its settlement by ``minter``."""
 
+    minter: PeerId
     session: bytes
     epoch: int
     envelope: bytes
@@ -66,16 +79,29 @@ class ProofLog:
 
     def __init__(self, path: Path, map_size_bytes: int = PROOF_LOG_MAP_BYTES, *, sync: bool = True) -> None:
         self._environment = Environment(
-            path, (_CHECKPOINTS, _PENDING, _HELD), map_size_bytes=map_size_bytes, schema=SCHEMA, sync=sync
+            path,
+            (_CHECKPOINTS, _PENDING, _HELD),
+            map_size_bytes=map_size_bytes,
+            schema=SCHEMA,
+            since=_OLDEST_SCHEMA,
+            sync=sync,
         )
+        try:
+            with self._environment.write() as transaction:
+                if not transaction.number(_HAS_MINTERS):
+                    _put_minters_into_keys(transaction, path)
+                    transaction.set_number(_HAS_MINTERS, 1)
+        except StorageError:
+            self._environment.close()
+            raise
 
     def close(self) -> None:
         """Close the database."""
         self._environment.close()
 
-    def put_checkpoint(self, session: bytes, epoch: int, proof: bytes) -> None:
+    def put_checkpoint(self, minter: PeerId, session: bytes, epoch: int, proof: bytes) -> None:
         """Replace the checkpoint of an open session; one whose proof is there already keeps that."""
-        key = _key(session, epoch, proof)
+        key = _key(minter, session, epoch, proof)
         with self._environment.write() as transaction:
             if transaction.get(_PENDING, key) is None and transaction.get(_HELD, key) is None:
                 transaction.put(_CHECKPOINTS, key, proof)
@@ -84,38 +110,49 @@ class ProofLog:
         """The sessions that were open; right after a start: when the process before died."""
         with self._environment.read() as transaction:
             rows = transaction.scan(_CHECKPOINTS, b"", transaction.count(_CHECKPOINTS))
-        return [Checkpoint(*_session_epoch(key), row) for key, row in rows]
+        return [Checkpoint(*_parts(key), row) for key, row in rows]
 
-    def put_proof(self, session: bytes, epoch: int, envelope: bytes) -> None:
-        """Keep a session's sealed proof until it is settled; its checkpoint goes in the same transaction."""
-        key = _key(session, epoch, envelope)
+    def put_proof(self, minter: PeerId, session: bytes, epoch: int, envelope: bytes) -> None:
+        """Keep a session's sealed proof until ``minter`` has settled it; its checkpoint goes in the same transaction."""
+        key = _key(minter, session, epoch, envelope)
         with self._environment.write() as transaction:
             transaction.put(_PENDING, key, envelope)
             transaction.delete(_HELD, key)
             transaction.delete(_CHECKPOINTS, key)
 
-    def pending(self, limit: int, max_bytes: int = MAX_PROOF_BATCH_BYTES) -> list[PendingProof]:
-        """Up to ``limit`` proofs to upload, of ``max_bytes`` together (the first one in any case)."""
+    def minters(self) -> list[PeerId]:
+        """Orchestrators that proofs wait for."""
+        found: list[PeerId] = []
         with self._environment.read() as transaction:
-            rows = transaction.scan(_PENDING, b"", limit)
-        found: list[PendingProof] = []
-        for key, envelope in rows:
-            max_bytes -= len(envelope)
-            if found and max_bytes < 0:
-                break
-            found.append(PendingProof(*_session_epoch(key), envelope))
+            while rows := transaction.scan(_PENDING, found[-1].encode() + _AFTER if found else b"", 1):
+                found.append(_parts(rows[0][0])[0])
         return found
 
-    def settle(self, session: bytes, epoch: int, status: str, micro_credits: int, code: str | None) -> None:
+    def pending(self, minter: PeerId, limit: int, max_bytes: int = MAX_PROOF_BATCH_BYTES) -> list[PendingProof]:
+        """Up to ``limit`` proofs to upload to ``minter``, of ``max_bytes`` together (the first one in any case)."""
+        with self._environment.read() as transaction:
+            rows = transaction.scan(_PENDING, minter.encode(), limit)
+        found: list[PendingProof] = []
+        for key, envelope in rows:
+            proof = PendingProof(*_parts(key), envelope)
+            max_bytes -= len(envelope)
+            if proof.minter != minter or (found and max_bytes < 0):
+                break
+            found.append(proof)
+        return found
+
+    def settle(
+        self, minter: PeerId, session: bytes, epoch: int, status: str, micro_credits: int, code: str | None
+    ) -> None:
         """Note the orchestrator's answer; the proof leaves `pending`.
 
         Args:
-            session, epoch: which proof.
+            minter, session, epoch: which proof.
             status: of `Settled`: settled, duplicate, held or refused.
             micro_credits: what the proof has brought in all.
             code: why it is held or refused; kept beside a held proof.
         """
-        key = _key(session, epoch, b"")
+        key = _key(minter, session, epoch, b"")
         with self._environment.write() as transaction:
             envelope = transaction.get(_PENDING, key)
             if envelope is None:
@@ -161,13 +198,30 @@ class ProofLog:
                 transaction.set_number(_SEQUENCE_FLOOR, value)
 
 
-def _key(session: bytes, epoch: int, proof: bytes) -> bytes:
+def _key(minter: PeerId, session: bytes, epoch: int, proof: bytes) -> bytes:
     if len(session) != _SESSION_BYTES or len(proof) > MAX_PROOF_BYTES:
         raise LocalProtocolError(
             f"a session of {len(session)} bytes with a proof of {len(proof)}; 16 and at most {MAX_PROOF_BYTES} are right"
         )
-    return session + epoch.to_bytes(4, "big")
+    return minter.encode("ascii") + session + epoch.to_bytes(4, "big")
 
 
-def _session_epoch(key: bytes) -> tuple[bytes, int]:
-    return key[:_SESSION_BYTES], int.from_bytes(key[_SESSION_BYTES:], "big")
+def _parts(key: bytes) -> tuple[PeerId, bytes, int]:
+    """Minter, session, epoch."""
+    minter, work = key[:-_WORK_BYTES], key[-_WORK_BYTES:]
+    return PeerId(minter.decode("ascii")), work[:_SESSION_BYTES], int.from_bytes(work[_SESSION_BYTES:], "big")
+
+
+def _put_minters_into_keys(transaction: Transaction, path: Path) -> None:
+    """Rewrite what version 1 wrote: there the minter stood in the sealed proof alone."""
+    for table in (_CHECKPOINTS, _PENDING, _HELD):
+        for key, row in transaction.scan(table, b"", transaction.count(table)):
+            envelope = row.partition(b"\0")[2] if table == _HELD else row
+            try:
+                minter = peek_audience(envelope)
+            except (MalformedMessage, VersionMismatch) as error:
+                raise StorageError(
+                    f"{path} holds a damaged proof: put a backup back, or move the folder away"
+                ) from error
+            transaction.delete(table, key)
+            transaction.put(table, minter.encode() + key, row)

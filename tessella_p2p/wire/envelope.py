@@ -178,6 +178,15 @@ def peek_sequence(raw: bytes) -> int:
     return _fields(raw)[4]
 
 
+def peek_audience(raw: bytes) -> str:
+    """Whom ``raw`` says it is for, unverified: for an envelope of one's own.
+
+    Raises:
+        MalformedMessage, VersionMismatch: when it is no envelope.
+    """
+    return _fields(raw)[3]
+
+
 def _fields(raw: bytes) -> _Fields:
     fields = cbor.decode(raw, MAX_ENVELOPE_BYTES, lists=tuple)
     if not isinstance(fields, tuple) or not fields or not isinstance(fields[0], int):

@@ -83,7 +83,7 @@ async def test_a_proof_says_what_was_confirmed_under_the_lease_of_the_open(tmp_p
         meter.receive(2, bytes(8))
         meter.finish(bytes(64))  # nobody signed for these two
         await writer.prove(opened(0, ticket=ticket()), meter)
-        (pending,) = here.log.pending(10)
+        (pending,) = here.log.pending(ORCHESTRATOR.peer_id, 10)
         envelope = open_envelope(pending.envelope, m.PROOF, now_ms=None, audience=ORCHESTRATOR.peer_id)
         proof = envelope.message(m.Proof)
         assert envelope.signer == STAGES[0].peer_id
@@ -112,8 +112,8 @@ async def test_held_proofs_are_sent_again_after_a_start_and_then_once_a_day(
         def hold_all() -> None:
             for number in range(num_held):
                 session = number.to_bytes(16, "big")
-                here.log.put_proof(session, 0, b"proof")
-                here.log.settle(session, 0, "held", 0, "no_receipt")
+                here.log.put_proof(ORCHESTRATOR.peer_id, session, 0, b"proof")
+                here.log.settle(ORCHESTRATOR.peer_id, session, 0, "held", 0, "no_receipt")
 
         hold_all()
         async with trio.open_nursery() as nursery:
