@@ -382,6 +382,10 @@ MAX_DROPPED_PROOFS = 1024
 MAX_REMEMBERED_ENVELOPES = 8192
 MAX_REMEMBERED_BYTES = 1 * KIB
 """Tickets and leases, together, that are opened once for all proofs that carry them, and how long one may be for that."""
+RESTORED_SERIALS = 1 << 32
+RESTORED_SEQUENCES = 86_400_000_000
+"""Lease serials and envelope sequences that a restored ledger leaves out: more than were ever used since the backup. A sequence is a
+microsecond or later, so these are a day ahead of the clock."""
 MAX_SETTLED_TOGETHER = 4096
 """Proofs of waiting requests that one transaction takes."""
 

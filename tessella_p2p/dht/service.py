@@ -31,6 +31,7 @@ from tessella_p2p.base.limits import (
     KAD_REFRESH_S,
     MAX_BOOTSTRAP,
     MAX_WATCHED,
+    OUTAGE_GRACE_S,
     REPUBLISH_S,
     WATCH_RETRY_S,
 )
@@ -57,6 +58,7 @@ class Discovery:
         pins: orchestrators whose leases count; a bootstrap node needs none.
         bootstrap: multiaddrs that end in ``/p2p/<peer id>``.
         kademlia_enabled: False leaves gossip among connected peers and the orchestrator's list.
+        outage_grace_s: how long an expired lease counts while no orchestrator can be reached.
 
     Raises:
         ConfigurationError: a bootstrap address without a peer id, or too many of them.
@@ -71,6 +73,7 @@ class Discovery:
         pins: frozenset[PeerId],
         bootstrap: Sequence[str] = (),
         kademlia_enabled: bool = True,
+        outage_grace_s: float = OUTAGE_GRACE_S,
     ) -> None:
         for address in bootstrap:
             where, _, pin = address.rpartition(_P2P)
@@ -82,7 +85,7 @@ class Discovery:
                 raise ConfigurationError(f"bootstrap address {address!r} is no multiaddr")
         if len(bootstrap) > MAX_BOOTSTRAP:
             raise ConfigurationError(f"{len(bootstrap)} bootstrap addresses; {MAX_BOOTSTRAP} at most")
-        self.view = SwarmView(pins)
+        self.view = SwarmView(pins, outage_grace_s=outage_grace_s)
         self.kad = KadStreams(network, clock, random.Random(rng.getrandbits(64))) if kademlia_enabled else None
         self._gossip = GossipStreams(network, clock, random.Random(rng.getrandbits(64)), self._hear)
         self._network = network

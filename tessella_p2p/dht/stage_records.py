@@ -102,9 +102,11 @@ def check_record_time(envelope: Envelope, now_ms: int) -> None:
         raise MalformedMessage(f"{envelope.signer}'s stage record is valid for over {RECORD_TTL_S:.0f} s")
 
 
-def lease_counts(lease_expires_at: int, now_ms: int, *, orchestrator_reachable: bool) -> bool:
+def lease_counts(
+    lease_expires_at: int, now_ms: int, *, orchestrator_reachable: bool, outage_grace_ms: int = OUTAGE_GRACE_MS
+) -> bool:
     """Whether a lease counts: until it expires, and the outage grace longer while nobody could renew it."""
-    return now_ms < lease_expires_at + (0 if orchestrator_reachable else OUTAGE_GRACE_MS)
+    return now_ms < lease_expires_at + (0 if orchestrator_reachable else outage_grace_ms)
 
 
 def verify_stage(
@@ -113,6 +115,7 @@ def verify_stage(
     pins: frozenset[PeerId],
     now_ms: int,
     orchestrator_reachable: bool = True,
+    outage_grace_ms: int = OUTAGE_GRACE_MS,
     serials: Mapping[tuple[PeerId, PeerId], int] | None = None,
 ) -> VerifiedStage:
     """Verify a stage record and the lease in it.
@@ -122,6 +125,7 @@ def verify_stage(
         pins: the orchestrators whose leases count; they come from the node's own configuration and from nowhere else.
         now_ms: the time to judge by.
         orchestrator_reachable: False lets an expired lease count for the outage grace.
+        outage_grace_ms: how long that is.
         serials: the newest lease serial seen, by (orchestrator, peer); an older lease is superseded.
 
     Raises:
@@ -140,7 +144,9 @@ def verify_stage(
         raise NotAuthorized(f"{stage.peer_id}'s lease {stage.lease_serial} is superseded by lease {newest}")
     # Only the start of the lease's window is judged here; its end has the outage grace.
     check_window("lease", lease.issued_at, max(lease.expires_at, now_ms + 1), now_ms)
-    if not lease_counts(lease.expires_at, now_ms, orchestrator_reachable=orchestrator_reachable):
+    if not lease_counts(
+        lease.expires_at, now_ms, orchestrator_reachable=orchestrator_reachable, outage_grace_ms=outage_grace_ms
+    ):
         raise Expired(f"{stage.peer_id}'s lease expired {(now_ms - lease.expires_at) / 1000:.0f} s ago")
     return stage
 

@@ -19,6 +19,7 @@ from tessella_p2p.base.limits import (
     HEARTBEAT_S,
     MAX_SWARM_RECORDS,
     OFFLINE_AFTER_MISSED,
+    OUTAGE_GRACE_S,
     STALE_AFTER_MISSED,
 )
 from tessella_p2p.dht.stage_records import RECORD_TTL_MS, VerifiedStage, lease_counts, verify_stage
@@ -58,12 +59,20 @@ class SwarmView:
     Args:
         pins: orchestrators whose leases count.
         max_records: bound over all models.
+        outage_grace_s: how long an expired lease counts while no orchestrator can be reached.
     """
 
-    def __init__(self, pins: frozenset[PeerId], *, max_records: int = MAX_SWARM_RECORDS) -> None:
+    def __init__(
+        self,
+        pins: frozenset[PeerId],
+        *,
+        max_records: int = MAX_SWARM_RECORDS,
+        outage_grace_s: float = OUTAGE_GRACE_S,
+    ) -> None:
         self.pins = pins
         self.orchestrator_reachable = True
         """False lets expired leases count for the outage grace."""
+        self._outage_grace_ms = round(outage_grace_s * 1000)
         self._max_records = max_records
         self._entries: dict[PeerId, _Entry] = {}
         self._serials: dict[tuple[PeerId, PeerId], int] = {}
@@ -86,6 +95,7 @@ class SwarmView:
             pins=self.pins,
             now_ms=now_ms,
             orchestrator_reachable=self.orchestrator_reachable,
+            outage_grace_ms=self._outage_grace_ms,
             serials=self._serials,
         )
         entry = self._entries.get(stage.peer_id)
@@ -151,7 +161,10 @@ class SwarmView:
     def _liveness(self, entry: _Entry, now_ms: int) -> Liveness:
         stage = entry.stage
         if stage.expires_at <= now_ms or not lease_counts(
-            stage.lease_expires_at, now_ms, orchestrator_reachable=self.orchestrator_reachable
+            stage.lease_expires_at,
+            now_ms,
+            orchestrator_reachable=self.orchestrator_reachable,
+            outage_grace_ms=self._outage_grace_ms,
         ):
             return "offline"
         if self._serials.get((stage.orchestrator, stage.peer_id), 0) > stage.lease_serial:

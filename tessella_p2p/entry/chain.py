@@ -172,7 +172,7 @@ class Chain:
             history_answer=history_answer,
             cache_scope=plan.cache_scope,
             digest_key=plan.digest_key,
-            ticket=plan.ticket,
+            ticket=plan.ticket if self._context.clock.unix_ms() < plan.ticket_open_before else None,
         )
 
     async def step(self, ids: Sequence[int], *, sample: bool) -> None:

@@ -62,6 +62,8 @@ class SessionPlan:
     cache_scope: bytes
     digest_key: bytes
     ticket: bytes | None
+    ticket_open_before: int = 0
+    """Until when it opens chains, in Unix milliseconds; a later epoch is served unpaid."""
 
 
 @dataclass(frozen=True, slots=True)

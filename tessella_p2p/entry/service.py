@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -15,20 +15,22 @@ from tessella_p2p.base.errors import (
     NoRoute,
     Overloaded,
     PromptTooLong,
-    RemoteProtocolError,
     TessellaError,
-    TransportError,
     UnknownModel,
 )
 from tessella_p2p.base.ids import PeerId, SessionId
-from tessella_p2p.base.limits import MAX_ENTRY_SESSIONS
+from tessella_p2p.base.limits import OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.dht.stage_records import VerifiedStage
+from tessella_p2p.entry.admission import Admission
 from tessella_p2p.entry.api import GenerateRequest, Prepared
 from tessella_p2p.entry.blame import Blame
 from tessella_p2p.entry.chain import Chain
 from tessella_p2p.entry.codec import PromptCodec
+from tessella_p2p.entry.following import Following
+from tessella_p2p.entry.granting import Granting
 from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, check_hop_body, sampling_of
+from tessella_p2p.entry.reach import Reach
 from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
@@ -38,15 +40,8 @@ from tessella_p2p.model.coverage import walk
 from tessella_p2p.model.recipe import by_preference
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
-from tessella_p2p.wire.envelope import open_envelope
 
 log = structlog.get_logger(__name__)
-
-FOLLOW_S = 5.0
-"""How often the orchestrator's list is read while no complete route is known."""
-FOLLOW_ROUTED_S = 20.0
-"""How often it is read otherwise: gossip and the DHT are fresher, and lists cost the orchestrator entries × stages."""
-_GRANT_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +61,11 @@ class EntryService:
     """Implements `entry.api.Entry` over a swarm view.
 
     Args:
-        client: asks for grants and the list of stages; without one every request is served unpaid.
+        client: asks for grants and the topology; without one every request is served unpaid.
         max_input_tokens: the longest prompt that is accepted; None for what the route holds.
         reports: of peers that failed this entry itself; None where nobody is told.
+        outage_grace_s: how long requests are served while no orchestrator answers.
+        admission: how many requests are open and wait; None for the bounds of `base.limits`.
     """
 
     def __init__(
@@ -80,17 +77,30 @@ class EntryService:
         *,
         max_input_tokens: int | None = None,
         reports: FailureReports | None = None,
+        outage_grace_s: float = OUTAGE_GRACE_S,
+        admission: Admission | None = None,
     ) -> None:
         self._context = context
         self._model = model
         self._discovery = discovery
-        self._client = client
+        self._reach = Reach(trio.current_time(), outage_grace_s, discovery.orchestrator_reachable)
+        self._granting = Granting(context, client, self._reach, model.model_id, model.manifest_root, self.find_route)
+        self._following: Following | None = None
+        if client is not None:
+            self._following = Following(
+                client,
+                discovery,
+                model.manifest_root,
+                self._reach,
+                is_routed=lambda: bool(self.model_ids()),
+                spread=lambda: 0.5 + int.from_bytes(context.random_bytes(2), "big") / 2**16,
+            )
+        self._admission = admission or Admission()
         self._max_input_tokens = max_input_tokens
         self._reports = reports
         self._table = TokenTable(context.checkpoint_s)
         self._blame = Blame()
         self._scope_secret = context.random_bytes(32)
-        self._open_sessions = 0
         self._idle = trio.Event()
         self._idle.set()
         self.requests = 0
@@ -107,32 +117,30 @@ class EntryService:
         return self._context.network.peer_id
 
     @property
+    def outage_s(self) -> float:
+        """How long no orchestrator has answered; 0 while one does."""
+        return self._reach.outage_s(trio.current_time())
+
+    @property
+    def tickets_held(self) -> int:
+        """Unspent tickets for an outage."""
+        return self._granting.num_held
+
+    @property
     def peer_failures(self) -> Mapping[PeerId, int]:
         """How often each peer was named as at fault for the end of a session."""
         return self._blame.failures
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Accept token streams and follow the orchestrator's list until cancelled."""
+        """Accept token streams, follow the topology and hold tickets for an outage until cancelled."""
         self._context.network.serve(protocols.TOKENS, self._table.serve)
         self._discovery.watch(self._model.manifest_root)
         task_status.started()
-        if self._client is None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._granting.run)
+            if self._following is not None:
+                nursery.start_soon(self._following.run)
             await trio.sleep_forever()
-        else:
-            await self._follow(self._client)
-
-    async def _follow(self, client: OrchestratorPort) -> None:
-        while True:
-            try:
-                answer = await client.ask(m.ListStages(manifest_root=self._model.manifest_root), m.Stages)
-                self._discovery.observe(answer.records, "orchestrator")
-                self._discovery.orchestrator_reachable(True)
-            except TransportError as error:
-                self._discovery.orchestrator_reachable(False)
-                log.info("the orchestrator cannot be reached; routes come from the DHT", reason=str(error))
-            except TessellaError as error:
-                log.warning("the orchestrator's list is not accepted", code=error.code, reason=str(error))
-            await trio.sleep(FOLLOW_ROUTED_S if self.model_ids() else FOLLOW_S)
 
     # ---- routes ----
 
@@ -213,20 +221,22 @@ class EntryService:
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Session]:
         """See `entry.api.Entry.generate`."""
+        self._reach.check(trio.current_time())
         ids = await self._tokenise(request)
         route, max_tokens = self._admit(request, len(ids))
-        request_id = f"req-{self._context.random_bytes(12).hex()}"
         seed = request.seed if request.seed is not None else int.from_bytes(self._context.random_bytes(8), "big")
         if not 0 <= seed < 2**64:
             raise InvalidRequest("seed is from 0 to 2**64 - 1", "seed")
         sampling = sampling_of(request, seed, self._model.codec.vocabulary)
         check_history(sampling, ids, max_tokens)
         check_hop_body(self._model.hidden_size, len(ids) + (request.max_tokens or 1))
-        with self._counted():
-            tier, ticket = await self._grant(request_id, route.recipe, len(ids) + max_tokens)
+        grant = await self._granting.grant(route.recipe, len(ids) + max_tokens)
+        async with self._place(grant.tier) as has_waited:
+            if has_waited:
+                route = self.find_route(len(ids) + max_tokens, route.recipe)
             plan = SessionPlan(
                 session=SessionId(self._context.random_bytes(16)),
-                request_id=request_id,
+                request_id=grant.request_id,
                 model_id=self._model.model_id,
                 manifest_root=self._model.manifest_root,
                 vocabulary=self._model.codec.vocabulary,
@@ -236,9 +246,11 @@ class EntryService:
                 output="logprobs" if request.logprobs else "tokens",
                 cache_scope=self._cache_scope(request.requester),
                 digest_key=self._context.random_bytes(32),
-                ticket=ticket,
+                ticket=grant.ticket,
+                ticket_open_before=grant.open_before,
             )
-            session = Session(self, plan, Prepared(request_id, self._model.model_id, ids, max_tokens), request, tier)
+            prepared = Prepared(grant.request_id, self._model.model_id, ids, max_tokens)
+            session = Session(self, plan, prepared, request, grant.tier)
             try:
                 await session.begin(route)
                 yield session
@@ -249,24 +261,22 @@ class EntryService:
         """A name of the requester that stages can tell from others, and learn nothing else from."""
         return hashlib.blake2b(requester.encode("utf-8", "replace"), key=self._scope_secret, digest_size=32).digest()
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """One more request, for as long as it lasts.
+    @asynccontextmanager
+    async def _place(self, tier: m.Tier) -> AsyncIterator[bool]:
+        """A place for one more request, for as long as it lasts; says whether the request had to wait for it.
 
         Raises:
-            Overloaded: more than an entry takes.
+            Overloaded: there is none, or was none in time.
         """
-        if self._open_sessions >= MAX_ENTRY_SESSIONS:
-            raise Overloaded(f"this entry has {self._open_sessions} requests open already")
+        has_waited = await self._admission.enter(tier)
         self.requests += 1
-        if not self._open_sessions:
+        if self._idle.is_set():
             self._idle = trio.Event()
-        self._open_sessions += 1
         try:
-            yield
+            yield has_waited
         finally:
-            self._open_sessions -= 1
-            if not self._open_sessions:
+            self._admission.leave()
+            if not self._admission.num_open:
                 self._idle.set()
 
     async def _tokenise(self, request: GenerateRequest) -> tuple[int, ...]:
@@ -307,31 +317,6 @@ class EntryService:
                 f"this route holds {longest} tokens; the prompt has {prompt_tokens} and {asked} are asked for"
             ) from None
         return route, route.max_positions - prompt_tokens if wanted is None else wanted
-
-    async def _grant(self, request_id: str, recipe: str, positions: int) -> tuple[str, bytes | None]:
-        """One round trip; when the orchestrator cannot be reached the request is served unpaid, and says so."""
-        if self._client is None:
-            return "Leech", None
-        ask = m.SessionGrant(
-            request_id=request_id,
-            model_id=self._model.model_id,
-            manifest_root=self._model.manifest_root,
-            recipe=recipe,
-            max_positions=positions,
-        )
-        try:
-            answer = await self._client.ask(ask, m.Granted, _GRANT_TIMEOUT_S)
-        except TransportError as error:
-            log.warning("no ticket: this request is served unpaid", request_id=request_id, reason=str(error))
-            return "Leech", None
-        envelope = open_envelope(answer.ticket, m.TICKET, now_ms=self._context.clock.unix_ms())
-        if envelope.signer not in self._client.orchestrators:
-            raise RemoteProtocolError(f"a ticket of {envelope.signer}, which this node does not pin")
-        ticket = envelope.message(m.Ticket)
-        bound = (ticket.request_id, ticket.requester, ticket.manifest_root, ticket.recipe)
-        if bound != (request_id, self._context.key.peer_id, self._model.manifest_root, recipe):
-            raise RemoteProtocolError("the orchestrator's ticket is for another request")
-        return answer.tier, answer.ticket
 
     # ---- chains ----
 

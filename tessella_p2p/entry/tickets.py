@@ -37,7 +37,7 @@ class TicketReserve:
     """At most ``size`` tickets; each is given out once."""
 
     def __init__(self, size: int = MAX_HELD_TICKETS) -> None:
-        self._size = size
+        self.size = size
         self._held: list[HeldTicket] = []  # by open_before
 
     def __len__(self) -> int:
@@ -46,13 +46,13 @@ class TicketReserve:
     def lacking(self, recipe: str, positions: int, now_ms: int) -> int:
         """How many more have to be asked for, so that all are good for such requests for a while."""
         good = sum(ticket.fits(recipe, positions, now_ms + _RENEWED_MS) for ticket in self._held)
-        return max(0, self._size - good)
+        return max(0, self.size - good)
 
     def put(self, ticket: HeldTicket) -> None:
         """Hold one more; where there are too many, the one that can be opened for the shortest time goes."""
         self._held.append(ticket)
         self._held.sort(key=lambda held: held.open_before)
-        del self._held[: -self._size]
+        del self._held[: -self.size]
 
     def take(self, recipe: str, positions: int, now_ms: int) -> HeldTicket | None:
         """Spend the one that fits and is over first; None where none fits."""

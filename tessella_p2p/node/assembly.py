@@ -10,7 +10,7 @@ import trio
 
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S
+from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.plan import EntryContext
 from tessella_p2p.entry.service import EntryService, ServedModel
@@ -66,6 +66,7 @@ class NodePlan:
     hop_timeout_s: float = HOP_TIMEOUT_S
     checkpoint_s: float = CHECKPOINT_S
     max_input_tokens: int | None = None
+    outage_grace_s: float = OUTAGE_GRACE_S
 
 
 class NodeRoles:
@@ -92,6 +93,7 @@ class NodeRoles:
             pins=pins,
             bootstrap=plan.bootstrap,
             kademlia_enabled=plan.kademlia_enabled,
+            outage_grace_s=plan.outage_grace_s,
         )
         self._links = HopLinks(around.network, plan.hop_timeout_s)
         self._reports = FailureReports(self.client) if self.client is not None else None
@@ -111,6 +113,7 @@ class NodeRoles:
             self.client,
             max_input_tokens=plan.max_input_tokens,
             reports=self._reports,
+            outage_grace_s=plan.outage_grace_s,
         )
         self.proofs = ProofWriter(
             around.key, around.clock, around.sequencer, around.proof_log, self.client, around.run_blocking

@@ -24,6 +24,7 @@ from tessella_p2p.base.limits import (
     MIN_ADMIN_TOKEN_CHARS,
     MIN_CLAIM_MB,
     OOM_STREAK,
+    OUTAGE_GRACE_S,
     STREAK_WINDOW_S,
 )
 from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES, RecipeName
@@ -330,6 +331,11 @@ class NodeConfig(ModelRoleConfig):
     registration_grace_secs: Annotated[
         Seconds | None, _EITHER, Field(description="how long a node that is not registered may go on")
     ] = None
+    outage_grace_secs: Annotated[
+        Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=30 * 86_400, allow_inf_nan=False)],
+        _EITHER,
+        Field(description="without an orchestrator, leases count and requests are served for so long; then 503"),
+    ] = OUTAGE_GRACE_S
     wal_checkpoint_interval_secs: Annotated[
         Seconds, _EITHER, Field(description="how often an open session's work is journaled")
     ] = CHECKPOINT_S

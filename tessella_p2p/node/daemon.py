@@ -176,6 +176,7 @@ def _plan(config: NodeConfig, artifact: Artifact, recipe: str) -> NodePlan:
         hop_timeout_s=config.p2p_inference_timeout_secs,
         checkpoint_s=config.wal_checkpoint_interval_secs,
         max_input_tokens=config.max_input_tokens,
+        outage_grace_s=config.outage_grace_secs,
     )
 
 

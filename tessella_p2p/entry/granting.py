@@ -1,0 +1,162 @@
+"""Grants for an entry's requests (shell): one round trip while the orchestrator answers, held tickets while it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from tessella_p2p.base.errors import NoRoute, RemoteProtocolError, TessellaError, TransportError
+from tessella_p2p.base.limits import (
+    GRANT_TIMEOUT_S,
+    MAX_HELD_TICKETS,
+    MAX_HELD_TICKETS_UNUSED,
+    MAX_POSITIONS,
+    TICKET_CHECK_S,
+)
+from tessella_p2p.entry.plan import EntryContext
+from tessella_p2p.entry.reach import Reach
+from tessella_p2p.entry.routes import Route
+from tessella_p2p.entry.tickets import HeldTicket, TicketReserve
+from tessella_p2p.ledger.client import OrchestratorPort
+from tessella_p2p.wire import messages as m
+from tessella_p2p.wire.envelope import open_envelope
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Leave to start a request: its id, its tier and, unless it is served unpaid, its ticket.
+
+    ``open_before`` is until when the ticket opens chains, in Unix milliseconds; 0 without one.
+    """
+
+    request_id: str
+    tier: m.Tier
+    ticket: bytes | None = None
+    open_before: int = 0
+
+
+class Granting:
+    """Asks for grants, and holds some tickets for when nobody answers.
+
+    Args:
+        client: asks the orchestrator; None where there is none, and every request is served unpaid.
+        reach: whether it answers.
+        model_id, manifest_root: what the tickets are for.
+        find_route: the route that serves now, which tickets are held for; raises `NoRoute`.
+    """
+
+    def __init__(
+        self,
+        context: EntryContext,
+        client: OrchestratorPort | None,
+        reach: Reach,
+        model_id: str,
+        manifest_root: bytes,
+        find_route: Callable[[], Route],
+    ) -> None:
+        self._context = context
+        self._client = client
+        self._reach = reach
+        self._model_id = model_id
+        self._manifest_root = manifest_root
+        self._find_route = find_route
+        self._held = TicketReserve(MAX_HELD_TICKETS_UNUSED)
+        self._spent = trio.Event()
+
+    @property
+    def num_held(self) -> int:
+        """Unspent tickets."""
+        return len(self._held)
+
+    async def grant(self, recipe: str, positions: int) -> Grant:
+        """Leave to start a request of so many positions under ``recipe``.
+
+        Nobody waits for an orchestrator that is known not to answer. A held ticket is spent then; when there is none that fits, the
+        request is served unpaid, and says so. Cancelled while it asks, the grant is lost, and costs nothing.
+
+        Raises:
+            OrchestratorUnreachable: nobody has answered for longer than the grace.
+            RefusalError, RemoteProtocolError: the orchestrator refuses, or its ticket is not what was asked for.
+        """
+        if self._client is None:
+            return Grant(self._new_request_id(), "Leech")
+        self._held.size = MAX_HELD_TICKETS
+        if self._reach.is_reachable:
+            try:
+                ticket = await self._ask(self._client, recipe, positions)
+            except TransportError as error:
+                self._reach.lost()
+                log.warning("no orchestrator grants this request", reason=str(error))
+            else:
+                return _granted(ticket)
+        self._reach.check(trio.current_time())
+        held = self._held.take(recipe, positions, self._context.clock.unix_ms())
+        if held is None:
+            request_id = self._new_request_id()
+            log.warning("no ticket: this request is served unpaid", request_id=request_id)
+            return Grant(request_id, "Leech")
+        self._spent.set()
+        return _granted(held)
+
+    async def run(self) -> None:
+        """Hold tickets, and replace them in time, until cancelled."""
+        if self._client is None:
+            return
+        while True:
+            if self._reach.is_reachable:
+                await self._refill(self._client)
+            with trio.move_on_after(TICKET_CHECK_S):
+                await self._spent.wait()
+            self._spent = trio.Event()
+
+    async def _refill(self, client: OrchestratorPort) -> None:
+        try:
+            route = self._find_route()
+        except NoRoute:
+            return
+        positions = min(route.max_positions, MAX_POSITIONS)
+        lacking = self._held.lacking(route.recipe, positions, self._context.clock.unix_ms())
+        try:
+            for _ in range(lacking):
+                self._held.put(await self._ask(client, route.recipe, positions))
+        except TransportError as error:
+            self._reach.lost()
+            log.info("no tickets for an outage", held=len(self._held), reason=str(error))
+        except TessellaError as error:
+            log.warning("no tickets for an outage", held=len(self._held), code=error.code, reason=str(error))
+
+    async def _ask(self, client: OrchestratorPort, recipe: str, positions: int) -> HeldTicket:
+        """A ticket for a new request id, checked as the stages will."""
+        request = m.SessionGrant(
+            request_id=self._new_request_id(),
+            model_id=self._model_id,
+            manifest_root=self._manifest_root,
+            recipe=recipe,
+            max_positions=positions,
+        )
+        answer = await client.ask(request, m.Granted, GRANT_TIMEOUT_S)
+        envelope = open_envelope(answer.ticket, m.TICKET, now_ms=self._context.clock.unix_ms())
+        ticket = envelope.message(m.Ticket)
+        if envelope.signer not in client.orchestrators:
+            raise RemoteProtocolError(f"a ticket of {envelope.signer}, which this node does not pin")
+        bound = (ticket.request_id, ticket.requester, ticket.manifest_root, ticket.recipe)
+        if bound != (request.request_id, self._context.key.peer_id, self._manifest_root, recipe):
+            raise RemoteProtocolError("the orchestrator's ticket is for another request")
+        if ticket.max_positions < positions:
+            raise RemoteProtocolError("the orchestrator's ticket is for fewer positions")
+        self._reach.reached(trio.current_time())
+        return HeldTicket(
+            request.request_id, recipe, ticket.max_positions, ticket.tier, ticket.open_before, answer.ticket
+        )
+
+    def _new_request_id(self) -> str:
+        return f"req-{self._context.random_bytes(12).hex()}"
+
+
+def _granted(ticket: HeldTicket) -> Grant:
+    return Grant(ticket.request_id, ticket.tier, ticket.raw, ticket.open_before)
