@@ -18,7 +18,21 @@ import lmdb
 
 from tessella_p2p.base.errors import StorageError
 
+DATABASE_NAME = "data.mdb"
+"""LMDB's file in a folder."""
 _LOCK_NAME = "writer.lock"
+
+
+def copy_database(path: Path, target: Path) -> None:
+    """Copy the database in folder ``path``, as it is now, into the empty folder ``target``, without what it holds of free pages.
+
+    Another process may be writing meanwhile, this one may not have it open.
+
+    Raises:
+        StorageError: it is no database, or ``target`` cannot be written.
+    """
+    with _typed_errors(path), lmdb.open(str(path), readonly=True, max_dbs=0) as environment:
+        environment.copy(str(target), compact=True)
 
 
 class Environment:
@@ -52,12 +66,12 @@ class Environment:
         self._map_size_bytes = map_size_bytes
         self._mutex = threading.Lock()
         self._lock_file = -1
-        with self._typed_errors():
+        with _typed_errors(self.path, self._map_size_bytes):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._lock()
-            with self._typed_errors():
+            with _typed_errors(self.path, self._map_size_bytes):
                 self._env = lmdb.open(
                     str(path), map_size=map_size_bytes, max_dbs=len(tables) + 1, subdir=True, mode=0o600, sync=sync
                 )
@@ -65,7 +79,7 @@ class Environment:
             os.close(self._lock_file)
             raise
         try:
-            with self._typed_errors():
+            with _typed_errors(self.path, self._map_size_bytes):
                 self._meta = self._env.open_db(b"meta")
                 self._tables = {name: self._env.open_db(name.encode()) for name in tables}
             self._check_schema(schema, schema if since is None else since, migrate)
@@ -80,16 +94,21 @@ class Environment:
             os.close(self._lock_file)
             self._lock_file = -1
 
+    def copy(self, target: Path) -> None:
+        """`copy_database` of this one, while it is written."""
+        with _typed_errors(self.path, self._map_size_bytes):
+            self._env.copy(str(target), compact=True)
+
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """The one write transaction: durable once the block has ended; an exception undoes it."""
-        with self._mutex, self._typed_errors(), self._env.begin(write=True) as transaction:
+        with self._mutex, _typed_errors(self.path, self._map_size_bytes), self._env.begin(write=True) as transaction:
             yield Transaction(transaction, self._tables, self._meta)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """A consistent view that no writer disturbs."""
-        with self._typed_errors(), self._env.begin() as transaction:
+        with _typed_errors(self.path, self._map_size_bytes), self._env.begin() as transaction:
             yield Transaction(transaction, self._tables, self._meta)
 
     def _lock(self) -> None:
@@ -114,24 +133,23 @@ class Environment:
                 migrate(transaction, found)
             transaction.set_number("schema", schema)
 
-    @contextmanager
-    def _typed_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except lmdb.MapFullError as error:
-            raise StorageError(
-                f"{self.path} has reached its {self._map_size_bytes >> 20} MiB, and no setting makes that more. What is in it stays; "
-                f"nothing is added before there is room: let proofs settle, or raise its ..._MAP_BYTES in base/limits.py"
-            ) from error
-        except (lmdb.DiskError, lmdb.ReadonlyError, lmdb.LockError) as error:
-            raise StorageError(
-                f"{self.path} cannot be written ({error}): check the disk and the folder's owner"
-            ) from error
-        except lmdb.Error as error:
-            raise StorageError(f"{self.path} is no database that this program can use: {error}") from error
-        except OSError as error:
-            what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
-            raise StorageError(f"{self.path} cannot be used: {what}. Check the disk and the folder's owner") from error
+
+@contextmanager
+def _typed_errors(path: Path, map_size_bytes: int = 0) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise StorageError(
+            f"{path} has reached its {map_size_bytes >> 20} MiB, and no setting makes that more. What is in it stays; "
+            f"nothing is added before there is room: let proofs settle, or raise its ..._MAP_BYTES in base/limits.py"
+        ) from error
+    except (lmdb.DiskError, lmdb.ReadonlyError, lmdb.LockError) as error:
+        raise StorageError(f"{path} cannot be written ({error}): check the disk and the folder's owner") from error
+    except lmdb.Error as error:
+        raise StorageError(f"{path} is no database that this program can use: {error}") from error
+    except OSError as error:
+        what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
+        raise StorageError(f"{path} cannot be used: {what}. Check the disk and the folder's owner") from error
 
 
 class Transaction:

@@ -23,6 +23,8 @@ from tessella_p2p.base.limits import (
     MAX_PROOFS_PER_BATCH,
     MAX_SERVED_MODELS,
     MAX_SETTLED_TOGETHER,
+    RESTORED_SEQUENCES,
+    RESTORED_SERIALS,
 )
 from tessella_p2p.ledger.accounts import Account
 from tessella_p2p.ledger.assignments import Assignment, decode_assignment, encode_assignment
@@ -34,6 +36,7 @@ from tessella_p2p.ledger.group_commit import GroupCommit
 from tessella_p2p.ledger.journal import (
     JOURNAL_TABLES,
     Journal,
+    begin_chain,
     drop_old_proofs,
     has_old_proof,
     read_entries,
@@ -43,6 +46,7 @@ from tessella_p2p.ledger.journal import (
     read_snapshot,
     rewrite_state,
 )
+from tessella_p2p.ledger.new_folder import new_folder
 from tessella_p2p.ledger.reputation import Reputation, at_time
 from tessella_p2p.ledger.settlement import expire, refusal, settle
 from tessella_p2p.ledger.state import TABLE_NAMES, LedgerState
@@ -109,6 +113,28 @@ class LedgerStore:
             sync=sync,
         )
         self._settling = GroupCommit(self._settle_together, MAX_SETTLED_TOGETHER // MAX_PROOFS_PER_BATCH)
+
+    def backup(self, target: Path) -> None:
+        """Copy the ledger as it is now to the new folder ``target``; others read and write meanwhile.
+
+        Raises:
+            StorageError: ``target`` exists or cannot be written; then nothing is left of it.
+        """
+        with new_folder(target) as unfinished:
+            self._environment.copy(unfinished)
+
+    def begin_chain(self, now_ms: int) -> Head:
+        """Go on as a ledger that was restored from a backup; see ``backup``. Durable when it returns.
+
+        Raises:
+            StorageError: also when the journal's hash chain is broken.
+        """
+        with self._environment.write() as transaction:
+            head = begin_chain(transaction, now_ms)
+            _raise_number(transaction, _SERIAL_FLOOR, (transaction.number(_SERIAL_FLOOR) or 0) + RESTORED_SERIALS)
+            sequences = max(transaction.number(_SEQUENCE_FLOOR) or 0, now_ms * 1000) + RESTORED_SEQUENCES
+            _raise_number(transaction, _SEQUENCE_FLOOR, sequences)
+        return head
 
     def close(self) -> None:
         """Close the database."""
