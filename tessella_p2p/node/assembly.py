@@ -16,6 +16,7 @@ from tessella_p2p.entry.plan import EntryContext
 from tessella_p2p.entry.service import EntryService, ServedModel
 from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.ledger.failover import FailoverClient
 from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.net.network import Network
@@ -67,6 +68,8 @@ class NodePlan:
     checkpoint_s: float = CHECKPOINT_S
     max_input_tokens: int | None = None
     outage_grace_s: float = OUTAGE_GRACE_S
+    standbys: Sequence[tuple[PeerId, str | None]] = ()
+    """Other orchestrators of the same federation, with their addresses, in order of preference."""
 
 
 class NodeRoles:
@@ -75,17 +78,8 @@ class NodeRoles:
     def __init__(self, plan: NodePlan, around: Surroundings) -> None:
         self._network = around.network
         self.watchdog = around.watchdog
-        self.client: OrchestratorClient | None = None
-        if plan.orchestrator is not None:
-            self.client = OrchestratorClient(
-                around.network,
-                around.key,
-                around.clock,
-                around.sequencer,
-                plan.orchestrator,
-                plan.orchestrator_address,
-            )
-        pins = frozenset({plan.orchestrator} if plan.orchestrator is not None else ())
+        self.client = _client(plan, around)
+        pins = frozenset(self.client.orchestrators if self.client is not None else ())
         self.discovery = Discovery(
             around.network,
             around.clock,
@@ -164,4 +158,19 @@ class NodeRoles:
                     nursery.start_soon(self.watchdog.run)
                 await nursery.start(self.discovery.run)
                 await nursery.start(self._links.run)
+                if self.client is not None:
+                    nursery.start_soon(self.client.run)
                 task_status.started(scope)
+
+
+def _client(plan: NodePlan, around: Surroundings) -> FailoverClient | None:
+    """What asks the orchestrators of a plan; None where it names none."""
+    if plan.orchestrator is None:
+        return None
+    asked = ((plan.orchestrator, plan.orchestrator_address), *plan.standbys)
+    return FailoverClient(
+        [
+            OrchestratorClient(around.network, around.key, around.clock, around.sequencer, orchestrator, address)
+            for orchestrator, address in asked
+        ]
+    )

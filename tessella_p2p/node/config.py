@@ -19,13 +19,16 @@ from tessella_p2p.base.limits import (
     HOP_TIMEOUT_S,
     MAX_ADMIN_TOKEN_CHARS,
     MAX_BOOTSTRAP,
+    MAX_FEDERATION_PEERS,
     MAX_POSITIONS,
     MAX_STAGES,
+    MICRO_PER_CREDIT,
     MIN_ADMIN_TOKEN_CHARS,
     MIN_CLAIM_MB,
     OOM_STREAK,
     OUTAGE_GRACE_S,
     STREAK_WINDOW_S,
+    TRUST_LIMIT_CREDITS,
 )
 from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES, RecipeName
 from tessella_p2p.node import settings
@@ -235,6 +238,15 @@ class NodeConfig(ModelRoleConfig):
         Spelling(flags=("--tracker-url", "--musivum-url"), variables=("ORCHESTRATOR_URL",)),
         Field(description="the orchestrator, with its pin: /ip4/HOST/tcp/PORT/p2p/PEER_ID or tcp://PEER_ID@HOST:PORT"),
     ]
+    orchestrators: Annotated[
+        tuple[PinnedAddress, ...],
+        BeforeValidator(_listed),
+        Field(
+            max_length=MAX_FEDERATION_PEERS,
+            description="another orchestrator of the same federation, asked while those before it do not answer; "
+            "the same ones in the same order on every node",
+        ),
+    ] = ()
     data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("node"))
     hf_token: Annotated[
         SecretStr | None,
@@ -399,6 +411,13 @@ class NodeConfig(ModelRoleConfig):
         """The orchestrator's address and the peer id it is pinned by."""
         return parse_orchestrator(self.orchestrator_url, self.orchestrator_peer_id)
 
+    @property
+    def standbys(self) -> tuple[PeerAddress, ...]:
+        """The other orchestrators, in order of preference."""
+        parsed = (parse_peer_address(address) for address in self.orchestrators)
+        others = {each.peer_id: each for each in parsed if each.peer_id != self.orchestrator.peer_id}
+        return tuple(others.values())
+
 
 class OrchestratorConfig(ModelRoleConfig):
     """``tessella-p2p orchestrator``."""
@@ -420,6 +439,22 @@ class OrchestratorConfig(ModelRoleConfig):
         BeforeValidator(_listed),
         Field(max_length=65_536, description="a private mesh: a peer id that may register; none means everybody"),
     ] = ()
+    federation: Annotated[
+        tuple[PinnedAddress, ...],
+        BeforeValidator(_listed),
+        Field(
+            max_length=MAX_FEDERATION_PEERS,
+            description="another orchestrator whose ledger is followed, and that may follow this one: /ip4/HOST/tcp/PORT/p2p/PEER_ID",
+        ),
+    ] = ()
+    trust_limit: Annotated[
+        Whole,
+        Field(
+            ge=0,
+            le=2**53 // MICRO_PER_CREDIT,
+            description="credits that an identity has with one of those orchestrators and that count here, at most",
+        ),
+    ] = TRUST_LIMIT_CREDITS
     admin_token: Annotated[
         AdminToken | None,
         Spelling(only="secret"),

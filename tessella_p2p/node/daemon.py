@@ -170,6 +170,7 @@ def _plan(config: NodeConfig, artifact: Artifact, recipe: str) -> NodePlan:
         ),
         orchestrator=orchestrator.peer_id,
         orchestrator_address=orchestrator.address,
+        standbys=tuple((standby.peer_id, standby.address) for standby in config.standbys),
         offer=offer,
         bootstrap=config.bootstrap,
         kademlia_enabled=config.kademlia_enabled,

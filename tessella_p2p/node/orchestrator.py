@@ -9,11 +9,14 @@ from functools import partial
 import trio
 
 from tessella_p2p.base.clock import SystemClock
-from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
+from tessella_p2p.base.errors import ConfigurationError
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS, MICRO_PER_CREDIT
 from tessella_p2p.bridge.orchestrator_app import create_orchestrator_app
 from tessella_p2p.bridge.server import serve
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.ledger.blocking import in_thread
+from tessella_p2p.ledger.mirrors import Mirrors
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.recipe import RECIPES
@@ -22,6 +25,7 @@ from tessella_p2p.node.config import OrchestratorConfig
 from tessella_p2p.node.keystore import held_key
 from tessella_p2p.node.log import set_log_level
 from tessella_p2p.node.model_terms import model_terms
+from tessella_p2p.node.peer_address import parse_peer_address
 from tessella_p2p.node.reload import Reread, reload_on_hangup
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
 from tessella_p2p.orchestrator.operator_log import FILE_NAME as OPERATOR_LOG
@@ -47,6 +51,7 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
         held_key(config.keypair_path) as key,
         closing(LedgerStore(config.data_dir / "ledger")) as store,
         closing(OperatorLog(config.data_dir / OPERATOR_LOG)) as operator_log,
+        closing(_mirrors(config, key.peer_id)) as mirrors,
     ):
         artifact = await open_artifact(config, config.models_dir)
         with artifact:
@@ -67,12 +72,18 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
                 allow=frozenset(config.allow) or None,
                 sequencer=sequencer,
                 operator_log=operator_log,
+                mirrors=mirrors,
+                federation={other.peer_id: other.address for other in map(parse_peer_address, config.federation)},
             )
             orchestrator.operating.admin_token = config.admin_token
             if reread is not None:
                 await nursery.start(reload_on_hangup, config, partial(_reload, orchestrator, reread))
             discovery = Discovery(
-                network, SystemClock(), random.Random(), pins=frozenset({key.peer_id}), bootstrap=config.bootstrap
+                network,
+                SystemClock(),
+                random.Random(),
+                pins=orchestrator.federating.peers | {key.peer_id},
+                bootstrap=config.bootstrap,
             )
             await nursery.start(discovery.run)
             await nursery.start(orchestrator.run)
@@ -83,6 +94,18 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
             leaving = await come_up(nursery, config, network, url)
             await leaving.wait()
             nursery.cancel_scope.cancel()
+
+
+def _mirrors(config: OrchestratorConfig, own: PeerId) -> Mirrors:
+    """What is kept of the orchestrators that are followed.
+
+    Raises:
+        ConfigurationError: this orchestrator is one of them.
+    """
+    issuers = [parse_peer_address(other).peer_id for other in config.federation]
+    if own in issuers:
+        raise ConfigurationError(f"federation names {own}, which is this orchestrator: leave it out")
+    return Mirrors(config.data_dir / "federation", issuers, config.trust_limit * MICRO_PER_CREDIT)
 
 
 async def _reload(orchestrator: Orchestrator, reread: Reread) -> OrchestratorConfig:
