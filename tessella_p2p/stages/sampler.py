@@ -30,7 +30,7 @@ import numpy.typing as npt
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.stages.engine import Sampled, TokenLogprob
 from tessella_p2p.stages.opening import Opening
-from tessella_p2p.wire.messages import Sampling
+from tessella_p2p.wire.messages import ChainOpen, Sampling
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -146,13 +146,22 @@ def sampler_for(opening: Opening, vocabulary: int) -> Sampler:
     Raises:
         InvalidRequest: a biased token, or one of the history, is out of the vocabulary; the entry is at fault.
     """
-    body = opening.body
+    try:
+        return sampler_of(opening.body, vocabulary)
+    except InvalidRequest as error:
+        raise error.blame(opening.entry) from None
+
+
+def sampler_of(body: ChainOpen, vocabulary: int) -> Sampler:
+    """What the tokens of a session are drawn with, from the beginning of its epoch on: by its tail, and by an auditor.
+
+    Raises:
+        InvalidRequest: a biased token, or one of the history, is out of the vocabulary.
+    """
     history = np.frombuffer(body.history, "<u4")
     named = [*(token for token, _ in body.sampling.logit_bias), int(history.max(initial=0))]
     if max(named) >= vocabulary:
-        raise InvalidRequest(
-            f"token {max(named)} of the bias or the history is out of the vocabulary of {vocabulary}"
-        ).blame(opening.entry)
+        raise InvalidRequest(f"token {max(named)} of the bias or the history is out of the vocabulary of {vocabulary}")
     answer_from = len(history) - body.history_answer
     logprobs = body.output == "logprobs"
     return Sampler(body.sampling, history[:answer_from].tolist(), history[answer_from:].tolist(), logprobs=logprobs)
