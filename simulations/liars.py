@@ -12,8 +12,9 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from tessella_p2p.audits.judging import Conclusion, Testimony, conclude
+from tessella_p2p.audits.judging import Conclusion, Statement, conclude
 from tessella_p2p.audits.sampling import AuditSampler, Claim, steps_until_caught
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import AUDIT_RECHECK_SHARE, AUDIT_SHARE
@@ -94,29 +95,34 @@ def hunt(lie_share: float, rng: random.Random, share: float = AUDIT_SHARE) -> Hu
 
 def audit(claimed: Claim, crowd: Crowd, num_auditors: int, rng: random.Random, *, recheck: bool) -> Conclusion:
     """One audit by auditors drawn from ``crowd``."""
-    testimonies: list[Testimony] = []
+    statements: list[Statement] = []
     while True:
-        exhausted = len(testimonies) >= num_auditors
-        conclusion = conclude(claimed, testimonies, recheck=recheck, exhausted=exhausted)
+        statements.append(_statement(claimed, len(statements), crowd, rng))
+        exhausted = len(statements) >= num_auditors
+        conclusion = conclude(claimed, statements, recheck=recheck, exhausted=exhausted)
         if conclusion is not None:
             return conclusion
-        testimonies.append(_testimony(claimed, len(testimonies), crowd, rng))
 
 
-def _testimony(claimed: Claim, index: int, crowd: Crowd, rng: random.Random) -> Testimony:
+def _statement(claimed: Claim, index: int, crowd: Crowd, rng: random.Random) -> Statement:
     draw = rng.random()
     if draw < crowd.lying:
-        return Testimony(PeerId(f"liar {index}"), False, rng.randbytes(32))
+        return Statement(PeerId(f"liar {index}"), False, rng.randbytes(32))
     draw -= crowd.lying
     if draw < crowd.colluding:
-        return Testimony(PeerId(f"conspirator {index}"), False, b"c" * 32)
+        return Statement(PeerId(f"conspirator {index}"), False, b"c" * 32)
     draw -= crowd.colluding
     if draw < crowd.withheld:
-        return Testimony(PeerId(f"honest {index}"), None, withheld_by=claimed.upstream, code="history_withheld")
+        return Statement(PeerId(f"honest {index}"), None, withheld_by=claimed.upstream, code="history_withheld")
     draw -= crowd.withheld
     if draw < crowd.silent:
-        return Testimony(PeerId(f"silent {index}"), None, code="no_report")
-    return Testimony(PeerId(f"honest {index}"), claimed.output_digest == TRUTH, TRUTH)
+        return Statement(PeerId(f"silent {index}"), None, code="no_report")
+    return _honest(index, claimed.output_digest == TRUTH)
+
+
+@cache
+def _honest(index: int, agrees: bool) -> Statement:
+    return Statement(PeerId(f"honest {index}"), agrees, TRUTH)
 
 
 def verdicts(num_audits: int, crowd: Crowd, rng: random.Random, num_auditors: int = 4) -> Counter[str]:

@@ -1,6 +1,6 @@
 """What comes of an audit: who was right, who lied, or that nobody can say (pure).
 
-    claim ──order──▶ auditor ──report──▶ Testimony ─┐
+    claim ──order──▶ auditor ──report──▶ Statement ─┐
                                                     ├─ conclude ──▶ Conclusion, or: ask another one
     claim ──order──▶ another auditor ──report──▶ … ─┘
 
@@ -53,7 +53,7 @@ _MAX_PENALTY_MICRO = 2**50
 
 
 @dataclass(frozen=True, slots=True)
-class Testimony:
+class Statement:
     """What one auditor said.
 
     Attributes:
@@ -92,7 +92,7 @@ class Conclusion:
     others: tuple[Verdict, ...] = ()
 
 
-def testimony_of(claim: Claim, order: AuditOrder, report: AuditReport) -> Testimony:
+def statement_of(claim: Claim, order: AuditOrder, report: AuditReport) -> Statement:
     """What the report says about the claim.
 
     Raises:
@@ -103,16 +103,16 @@ def testimony_of(claim: Claim, order: AuditOrder, report: AuditReport) -> Testim
         if report.withheld_by not in (None, order.upstream, order.downstream):
             raise InvalidRequest("only a neighbour of the audited stage can withhold its history", param="withheld_by")
         withheld_by = None if report.withheld_by is None else PeerId(report.withheld_by)
-        return Testimony(auditor, None, withheld_by=withheld_by, code=report.code or "unsaid")
+        return Statement(auditor, None, withheld_by=withheld_by, code=report.code or "unsaid")
     if order.comparison == "tolerance":
         if report.error_ppm is None:
             raise InvalidRequest("an audit by tolerance says how far the output was off", param="error_ppm")
-        return Testimony(auditor, report.error_ppm <= order.tolerance_ppm)
+        return Statement(auditor, report.error_ppm <= order.tolerance_ppm)
     if report.output_digest is None:
         raise InvalidRequest("a recomputation has a digest", param="output_digest")
     agrees = report.output_digest == claim.output_digest
     copied = None if agrees else _copied(claim, order, report)
-    return Testimony(auditor, agrees, report.output_digest, copied)
+    return Statement(auditor, agrees, report.output_digest, copied)
 
 
 def _copied(claim: Claim, order: AuditOrder, report: AuditReport) -> PeerId | None:
@@ -123,19 +123,19 @@ def _copied(claim: Claim, order: AuditOrder, report: AuditReport) -> PeerId | No
     return None
 
 
-def conclude(claim: Claim, testimonies: Sequence[Testimony], *, recheck: bool, exhausted: bool) -> Conclusion | None:
+def conclude(claim: Claim, statements: Sequence[Statement], *, recheck: bool, exhausted: bool) -> Conclusion | None:
     """The end of the audit, or None where another auditor is to be asked.
 
     Args:
         claim: what is judged.
-        testimonies: what distinct auditors said so far, in order.
+        statements: what distinct auditors said so far, in order.
         recheck: one auditor that finds nothing is not enough this time.
         exhausted: nobody is left to be asked.
     """
-    exhausted = exhausted or len(testimonies) >= MAX_AUDITORS
-    said = [each for each in testimonies if each.agrees is not None]
+    exhausted = exhausted or len(statements) >= MAX_AUDITORS
+    said = [each for each in statements if each.agrees is not None]
     if not said:
-        return _nothing_said(claim, testimonies, exhausted=exhausted)
+        return _nothing_said(claim, statements, exhausted=exhausted)
     for_worker = sum(1 for each in said if each.agrees)
     if for_worker == len(said):
         enough = exhausted or not recheck or for_worker >= AUDIT_QUORUM_LEAST
@@ -154,14 +154,14 @@ def conclude(claim: Claim, testimonies: Sequence[Testimony], *, recheck: bool, e
     return Conclusion(Verdict(claim.worker, "inconclusive", NOT_ADJUDICATED, reason, said[0].auditor))
 
 
-def _against(said: Sequence[Testimony]) -> int:
+def _against(said: Sequence[Statement]) -> int:
     """The most auditors that say one and the same thing against the worker."""
     digests = Counter(each.digest for each in said if each.agrees is False and each.digest is not None)
     beyond = sum(1 for each in said if each.agrees is False and each.digest is None)
     return max(digests.values(), default=0) + beyond
 
 
-def _passed(claim: Claim, said: Sequence[Testimony]) -> Conclusion:
+def _passed(claim: Claim, said: Sequence[Statement]) -> Conclusion:
     agreeing = [each for each in said if each.agrees]
     others: tuple[Verdict, ...] = ()
     if len(agreeing) < len(said) and any(each.digest is not None for each in agreeing):
@@ -169,7 +169,7 @@ def _passed(claim: Claim, said: Sequence[Testimony]) -> Conclusion:
     return Conclusion(_verdict(claim.worker, "passed", None, "", agreeing), others)
 
 
-def _failed(claim: Claim, said: Sequence[Testimony]) -> Conclusion:
+def _failed(claim: Claim, said: Sequence[Statement]) -> Conclusion:
     digests = Counter(each.digest for each in said if each.agrees is False and each.digest is not None)
     truth = max(digests, key=lambda digest: digests[digest], default=None)
     accusing = [each for each in said if each.agrees is False and each.digest in (truth, None)]
@@ -185,7 +185,7 @@ def _failed(claim: Claim, said: Sequence[Testimony]) -> Conclusion:
     return Conclusion(_verdict(claim.worker, "failed", WRONG_OUTPUT, f"{where} is wrong", accusing), others)
 
 
-def _false_reports(said: Sequence[Testimony], truth: bytes, believed: Sequence[Testimony]) -> tuple[Verdict, ...]:
+def _false_reports(said: Sequence[Statement], truth: bytes, believed: Sequence[Statement]) -> tuple[Verdict, ...]:
     """Auditors that named another digest than the true one."""
     return tuple(
         _verdict(each.auditor, "failed", FALSE_REPORT, "its recomputation is not what others computed", believed)
@@ -194,23 +194,23 @@ def _false_reports(said: Sequence[Testimony], truth: bytes, believed: Sequence[T
     )
 
 
-def _verdict(peer: PeerId, word: VerdictWord, code: str | None, reason: str, believed: Sequence[Testimony]) -> Verdict:
+def _verdict(peer: PeerId, word: VerdictWord, code: str | None, reason: str, believed: Sequence[Statement]) -> Verdict:
     names = [each.auditor for each in believed]
     return Verdict(peer, word, code, reason, names[0], names[1] if len(names) > 1 else None)
 
 
-def _nothing_said(claim: Claim, testimonies: Sequence[Testimony], *, exhausted: bool) -> Conclusion | None:
+def _nothing_said(claim: Claim, statements: Sequence[Statement], *, exhausted: bool) -> Conclusion | None:
     """Inconclusive once two auditors say that the same peer shows nothing, or once nobody is left."""
-    if not testimonies and not exhausted:
+    if not statements and not exhausted:
         return None
-    withheld = Counter(each.withheld_by for each in testimonies if each.withheld_by is not None)
+    withheld = Counter(each.withheld_by for each in statements if each.withheld_by is not None)
     by, times = withheld.most_common(1)[0] if withheld else (None, 0)
     if times < AUDIT_QUORUM_LEAST and not exhausted:
         return None
     if by is None:
-        code = next((each.code for each in testimonies if each.code is not None), NO_AUDITOR)
+        code = next((each.code for each in statements if each.code is not None), NO_AUDITOR)
         return Conclusion(Verdict(claim.worker, "inconclusive", code, "no auditor could say anything"))
-    witnesses = [each for each in testimonies if each.withheld_by == by]
+    witnesses = [each for each in statements if each.withheld_by == by]
     code = witnesses[0].code or HISTORY_WITHHELD
     reason = f"{by} did not show the history"
     worker = _verdict(claim.worker, "inconclusive", code, reason, witnesses)

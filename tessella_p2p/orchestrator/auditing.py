@@ -18,11 +18,11 @@ import trio
 from tessella_p2p.audits.judging import (
     NO_AUDITOR,
     Conclusion,
-    Testimony,
+    Statement,
     Verdict,
     conclude,
     penalty_micro_credits,
-    testimony_of,
+    statement_of,
 )
 from tessella_p2p.audits.orders import Auditor, Server, auditors_for, canaries_for, order_for, report_within_s
 from tessella_p2p.audits.sampling import AuditSampler, Cause, Claim, claim_of
@@ -73,7 +73,7 @@ class _Asked:
 
     claim: Claim
     order: m.AuditOrder
-    testimony: Testimony | None = None
+    statement: Statement | None = None
     arrived: trio.Event = field(default_factory=trio.Event)
 
 
@@ -146,21 +146,21 @@ class Auditing:
         audit_id = self._rng.randbytes(16)
         left = self._auditors(claim)
         recheck = self._sampler.rechecks()
-        testimonies: list[Testimony] = []
+        statements: list[Statement] = []
         while True:
-            conclusion = conclude(claim, testimonies, recheck=recheck, exhausted=not left)
+            conclusion = conclude(claim, statements, recheck=recheck, exhausted=not left)
             if conclusion is not None:
                 break
-            testimony = await self._ask(audit_id, claim, left.pop(0))
-            if testimony is not None:
-                testimonies.append(testimony)
+            statement = await self._ask(audit_id, claim, left.pop(0))
+            if statement is not None:
+                statements.append(statement)
         _LOG.info(
             "audit_concluded",
             worker=claim.worker,
             cause=cause,
             verdict=conclusion.worker.verdict,
             code=conclusion.worker.code,
-            auditors=[each.auditor for each in testimonies],
+            auditors=[each.auditor for each in statements],
         )
         if cause is Cause.ODD:  # one of the two neighbours said something else before, and was paid
             self._sampler.owe(claim.upstream)
@@ -188,7 +188,7 @@ class Auditing:
             if member.state in _SERVING
         ]
 
-    async def _ask(self, audit_id: bytes, claim: Claim, auditor: Auditor) -> Testimony | None:
+    async def _ask(self, audit_id: bytes, claim: Claim, auditor: Auditor) -> Statement | None:
         """What one auditor says; None where it cannot be reached or declines."""
         peer = auditor.server.peer_id
         addresses = {member.peer_id: member.addresses for member in self._members()}
@@ -217,10 +217,10 @@ class Auditing:
             return None
         finally:
             del self._asked[audit_id, peer]
-        if asked.testimony is None:
+        if asked.statement is None:
             self._count(_NO_REPORT)
-            return Testimony(peer, None, code=_NO_REPORT)
-        return asked.testimony
+            return Statement(peer, None, code=_NO_REPORT)
+        return asked.statement
 
     async def _report(self, peer: PeerId, report: m.AuditReport) -> m.OrchestratorAnswer:
         """Take the report of an auditor that was asked; the first one counts."""
@@ -229,8 +229,8 @@ class Auditing:
             raise NotAuthorized(
                 "no audit that you were asked for is open under this id: it is over, or was never yours"
             )
-        if asked.testimony is None:
-            asked.testimony = testimony_of(asked.claim, asked.order, report)
+        if asked.statement is None:
+            asked.statement = statement_of(asked.claim, asked.order, report)
             asked.arrived.set()
         return m.Acknowledged()
 
