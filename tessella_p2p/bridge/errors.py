@@ -17,6 +17,7 @@ from tessella_p2p.base.errors import (
     InvalidRequest,
     MalformedMessage,
     NoRoute,
+    NotOperator,
     PromptTooLong,
     RemoteProtocolError,
     TessellaError,
@@ -68,6 +69,8 @@ def error_answer(error: TessellaError, *, of_client: bool = False) -> ErrorAnswe
     if error.peer is not None:
         more["peer_id"] = error.peer
     headers = {"retry-after": str(_RETRY_AFTER_S.get(error.code, _DEFAULT_RETRY_AFTER_S))} if status == 503 else {}
+    if isinstance(error, NotOperator):
+        headers["www-authenticate"] = "Bearer"
     param = error.param if isinstance(error, InvalidRequest | MalformedMessage) else None
     code = _OPENAI_CODES.get(error.code, error.code)
     return shaped_error(status, message, code, param=param, headers=headers, more=more)

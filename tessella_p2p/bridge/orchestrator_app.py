@@ -180,6 +180,7 @@ class _Surface:
 
     async def _operator(self, route: ApiRoute, request: Request) -> Response:
         token = bearer_token(request.headers.get("authorization"))
+        self._orchestrator.operating.check(token)  # before anything is said about the request
         given = parameters(request.scope["query_string"])
         one_row = False
         if route.also:

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from tessella_p2p.wire import messages as m
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OrchestratorReadings(Collector):
     """What the orchestrator said last; it is asked before each scrape."""
 

@@ -58,7 +58,7 @@ class Operating:
             StorageError: the log or the ledger cannot be written.
             TessellaError: what the request is refused with.
         """
-        self._check(token)
+        self.check(token)
         handler = self._handlers.get(type(request))
         if handler is None:
             raise InvalidRequest(f"{request.kind} is not answered here", param="kind")
@@ -98,8 +98,12 @@ class Operating:
     async def _operate(self, peer: PeerId, request: m.Operate) -> m.OrchestratorAnswer:
         return await self.operate(request.admin_token, request.request, f"p2p {peer}")
 
-    def _check(self, token: str) -> None:
-        """Compare digests in constant time, so that neither content nor length shows in how long it takes."""
+    def check(self, token: str) -> None:
+        """Whether that is the admin token. Digests are compared, in constant time: neither content nor length shows in how long it takes.
+
+        Raises:
+            NotOperator: another token, or this orchestrator has none.
+        """
         if self.admin_token is None:
             raise NotOperator("this orchestrator has no admin token: nobody operates it over the network")
         expected = hashlib.sha256(self.admin_token.get_secret_value().encode()).digest()

@@ -200,6 +200,7 @@ def worker_entry(member: Member) -> m.WorkerEntry:
 def model_health(model: ServedModel, recipe: str, device: str, terms: ModelTerms, coverage: Coverage) -> m.ModelHealth:
     """What a repair needs: the holes, and the terms that a claim is sized with."""
     first = coverage.covered[0] if coverage.covered else None
+    repaired = coverage.holes[0] if coverage.holes else LayerRange(0, model.total_layers)
     return m.ModelHealth(
         model_id=model.model_id,
         recipe=recipe,
@@ -212,7 +213,7 @@ def model_health(model: ServedModel, recipe: str, device: str, terms: ModelTerms
         mem_per_layer_mb=terms.mem_per_layer_mb,
         weights_per_layer_mb=terms.layer_mb,
         kv_per_layer_mb=terms.kv_mb,
-        global_tensor_mb=max(terms.embedding_mb, terms.head_mb),
+        global_tensor_mb=terms.overhead_mb + terms.global_tensor_mb(repaired),
         head_global_mb=terms.embedding_mb,
         tail_global_mb=terms.head_mb,
         overhead_mb=terms.overhead_mb,

@@ -48,9 +48,9 @@ _MAX_DOMAIN_CHARS = 32
 
 
 class Message(BaseModel):
-    """Base of every payload: frozen, unknown fields refused, no coercion between types."""
+    """Base of every payload: frozen, unknown fields refused, no coercion between types. In JSON (logs), bytes are hex."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_bytes="hex")
 
 
 MessageT = TypeVar("MessageT", bound=Message)

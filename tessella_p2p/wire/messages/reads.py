@@ -126,8 +126,9 @@ class ModelHealth(Message):
     """Answer to `ReadModelHealth` (manual, section 03). Memory in MB.
 
     ``rendered_layers`` is the prefix ``[0, n)`` that a ready chain renders, ``covered_layers`` how many layers somebody Healthy
-    serves. ``global_tensor_mb`` is what the dearer of the two ends loads beside its layers; ``head_global_mb`` is for the range at
-    layer 0, ``tail_global_mb`` for the last one.
+    serves. The manual's formula gives the claim for the first hole exactly, or without a hole that for the whole model:
+    ``global_tensor_mb`` is what that range loads beside its layers. For any other range it is ``overhead_mb``, and ``head_global_mb`` at
+    layer 0, and ``tail_global_mb`` at the last layer.
     """
 
     kind: Literal["model_health"] = "model_health"
