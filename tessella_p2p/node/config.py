@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from tessella_p2p.base.errors import ConfigurationError, NotCertified
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import (
+    AUDIT_SHARE,
     CHECKPOINT_S,
     HOP_TIMEOUT_S,
     MAX_ADMIN_TOKEN_CHARS,
@@ -455,6 +456,20 @@ class OrchestratorConfig(ModelRoleConfig):
             description="credits that an identity has with one of those orchestrators and that count here, at most",
         ),
     ] = TRUST_LIMIT_CREDITS
+    audit_share: Annotated[
+        float,
+        BeforeValidator(_no_bool),
+        Field(
+            ge=0,
+            le=1,
+            allow_inf_nan=False,
+            description="share of the settled proofs that another worker recomputes; at 0 only those that contradict a neighbour's",
+        ),
+    ] = AUDIT_SHARE
+    audit_tolerances: Annotated[
+        FilePath | None,
+        Field(description="a TOML file of deviations measured between recipes, for audits by another recipe's workers"),
+    ] = None
     admin_token: Annotated[
         AdminToken | None,
         Spelling(only="secret"),

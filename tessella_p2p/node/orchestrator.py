@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import tomllib
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import trio
 
+from tessella_p2p.audits.tolerance import NONE_MEASURED, Tolerances
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import PeerId
@@ -28,6 +31,7 @@ from tessella_p2p.node.model_terms import model_terms
 from tessella_p2p.node.peer_address import parse_peer_address
 from tessella_p2p.node.reload import Reread, reload_on_hangup
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
+from tessella_p2p.orchestrator.auditing import AuditPolicy
 from tessella_p2p.orchestrator.operator_log import FILE_NAME as OPERATOR_LOG
 from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.orchestrator.service import Orchestrator
@@ -46,6 +50,7 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
     Raises:
         ConfigurationError, ArtifactError, StorageError: what the node cannot start without.
     """
+    audits = AuditPolicy(share=config.audit_share, tolerances=_tolerances(config.audit_tolerances))
     config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         held_key(config.keypair_path) as key,
@@ -74,6 +79,7 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
                 operator_log=operator_log,
                 mirrors=mirrors,
                 federation={other.peer_id: other.address for other in map(parse_peer_address, config.federation)},
+                audits=audits,
             )
             orchestrator.operating.admin_token = config.admin_token
             if reread is not None:
@@ -94,6 +100,20 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
             leaving = await come_up(nursery, config, network, url)
             await leaving.wait()
             nursery.cancel_scope.cancel()
+
+
+def _tolerances(path: Path | None) -> Tolerances:
+    """What was measured between recipes.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is wrong.
+    """
+    if path is None:
+        return NONE_MEASURED
+    try:
+        return Tolerances.of_file(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:  # a TOMLDecodeError and a UnicodeDecodeError are ValueErrors
+        raise ConfigurationError(f"audit_tolerances: {path}: {error}") from error
 
 
 def _mirrors(config: OrchestratorConfig, own: PeerId) -> Mirrors:
