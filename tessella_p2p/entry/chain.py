@@ -77,6 +77,7 @@ class Chain:
         self._token: Token | None = None
         self._failure: TessellaError | None = None
         self._news = trio.Event()
+        self._wait_s = 0.0  # for a place, at each stage
         self._explain_by = math.inf  # the tail closed its stream in order: until then a stage may say why
         self.suspects: tuple[PeerId, ...] = ()
         """Stages that may be to blame for the failure beside the one that is named: whoever could have made the story up."""
@@ -99,12 +100,17 @@ class Chain:
 
     # ---- towards the head ----
 
-    async def open(self, ids: Sequence[int]) -> None:
+    async def open(self, ids: Sequence[int], wait_s: float = 0.0) -> None:
         """Open the chain and send ``ids`` (the prompt, and what was generated before this epoch) in chunks.
+
+        Args:
+            ids: what is known.
+            wait_s: how long the open may wait for a place at each stage that is full.
 
         Raises:
             TessellaError: one of `REROUTABLE`: the head cannot be reached, or a stage refused already.
         """
+        self._wait_s = wait_s
         envelope, capability = self._seal_open(ids)
         self._opened = open_hash(envelope)
         self._digest = RunningDigest(self._plan.digest_key, self._opened)
@@ -173,6 +179,7 @@ class Chain:
             cache_scope=plan.cache_scope,
             digest_key=plan.digest_key,
             ticket=plan.ticket if self._context.clock.unix_ms() < plan.ticket_open_before else None,
+            wait_ms=round(self._wait_s * 1000),
         )
 
     async def step(self, ids: Sequence[int], *, sample: bool) -> None:
@@ -209,7 +216,8 @@ class Chain:
             HopTimeout: none came within the hop timeout of every stage and chunk that is out.
             TessellaError: one of `REROUTABLE`: what a stage met, or the loss of the head or tail; ``peer`` names whose fault it is.
         """
-        patience_s = min(self._context.hop_timeout_s * (len(self.route.stages) + self._sent.chunks), SESSION_IDLE_S)
+        hops_s = self._context.hop_timeout_s * (len(self.route.stages) + self._sent.chunks)
+        patience_s = min(hops_s + self._wait_s * len(self.route.stages), SESSION_IDLE_S)
         deadline = trio.current_time() + patience_s
         while self._token is None and self._failure is None:
             with trio.move_on_at(min(deadline, self._explain_by)) as patience:

@@ -10,6 +10,7 @@ import trio
 
 from tessella_p2p.base.errors import NoRoute, RemoteProtocolError, TessellaError, TransportError
 from tessella_p2p.base.limits import (
+    FOLLOW_S,
     GRANT_TIMEOUT_S,
     MAX_HELD_TICKETS,
     MAX_HELD_TICKETS_UNUSED,
@@ -66,7 +67,7 @@ class Granting:
         self._manifest_root = manifest_root
         self._find_route = find_route
         self._held = TicketReserve(MAX_HELD_TICKETS_UNUSED)
-        self._spent = trio.Event()
+        self._wanted = trio.Event()
 
     @property
     def num_held(self) -> int:
@@ -85,7 +86,9 @@ class Granting:
         """
         if self._client is None:
             return Grant(self._new_request_id(), "Leech")
-        self._held.size = MAX_HELD_TICKETS
+        if self._held.size < MAX_HELD_TICKETS:
+            self._held.size = MAX_HELD_TICKETS
+            self._wanted.set()
         if self._reach.is_reachable:
             try:
                 ticket = await self._ask(self._client, recipe, positions)
@@ -100,7 +103,7 @@ class Granting:
             request_id = self._new_request_id()
             log.warning("no ticket: this request is served unpaid", request_id=request_id)
             return Grant(request_id, "Leech")
-        self._spent.set()
+        self._wanted.set()
         return _granted(held)
 
     async def run(self) -> None:
@@ -108,17 +111,17 @@ class Granting:
         if self._client is None:
             return
         while True:
-            if self._reach.is_reachable:
-                await self._refill(self._client)
-            with trio.move_on_after(TICKET_CHECK_S):
-                await self._spent.wait()
-            self._spent = trio.Event()
+            self._wanted = trio.Event()
+            full = self._reach.is_reachable and await self._refill(self._client)
+            with trio.move_on_after(TICKET_CHECK_S if full else FOLLOW_S):
+                await self._wanted.wait()
 
-    async def _refill(self, client: OrchestratorPort) -> None:
+    async def _refill(self, client: OrchestratorPort) -> bool:
+        """Ask for what is lacking; whether nothing is any more."""
         try:
             route = self._find_route()
         except NoRoute:
-            return
+            return False
         positions = min(route.max_positions, MAX_POSITIONS)
         lacking = self._held.lacking(route.recipe, positions, self._context.clock.unix_ms())
         try:
@@ -127,8 +130,10 @@ class Granting:
         except TransportError as error:
             self._reach.lost()
             log.info("no tickets for an outage", held=len(self._held), reason=str(error))
-        except TessellaError as error:
+            return False
+        except TessellaError as error:  # asked again as late as for the next ones: nothing is urgent about it
             log.warning("no tickets for an outage", held=len(self._held), code=error.code, reason=str(error))
+        return True
 
     async def _ask(self, client: OrchestratorPort, recipe: str, positions: int) -> HeldTicket:
         """A ticket for a new request id, checked as the stages will."""

@@ -95,6 +95,7 @@ class Session:
         self._epoch = 0
         self._full_since: float | None = None  # since then only full stages were met
         self._full_pause_s = _POLL_S
+        self._full_peers: set[PeerId] = set()
         self._sampled: list[int] = []
         self._failed_ahead: TessellaError | None = None
         self._timing = Timing(began=trio.current_time())
@@ -115,11 +116,11 @@ class Session:
         if error is not None:
             await self._reroute(error)
 
-    async def _start(self, route: Route, ids: tuple[int, ...]) -> TessellaError | None:
-        """Open an epoch; an error that another route may be free of is returned."""
+    async def _start(self, route: Route, ids: tuple[int, ...], wait_s: float = 0.0) -> TessellaError | None:
+        """Open an epoch, which waits for places so long; an error that another route may be free of is returned."""
         self._chain = self._host.new_chain(self._plan, self._epoch, route)
         try:
-            await self._chain.open(ids)
+            await self._chain.open(ids, wait_s)
         except REROUTABLE as error:
             return error
         return None
@@ -230,13 +231,16 @@ class Session:
                 fault_of=error.peer,
                 reason=str(error),
             )
+            wait_s = 0.0
             if isinstance(error, TooManyHopBodies):
                 await self._wait_for_room(error)
                 route = await self._wait_for_route(None)
+                wait_s = self._place_patience_s(route)
             else:
                 self._full_since = None
+                self._full_peers.clear()
                 route = await self._wait_for_route(error.peer)
-            again = await self._start(route, (*self._prepared.prompt_ids, *self._sampled))
+            again = await self._start(route, (*self._prepared.prompt_ids, *self._sampled), wait_s)
             if again is None:
                 return
             error = again
@@ -247,14 +251,26 @@ class Session:
         Raises:
             TooManyHopBodies: that was long enough.
         """
-        now = trio.current_time()
         if self._full_since is None:
-            self._full_since, self._full_pause_s = now, _POLL_S
-        left_s = self._full_since + (RECOVERY_S if self._sampled else FULL_PATIENCE_S) - now
+            self._full_since, self._full_pause_s = trio.current_time(), _POLL_S
+        if full.peer is not None:
+            self._full_peers.add(full.peer)
+        left_s = self._full_patience_s()
         if left_s <= 0:
             raise full
         await trio.sleep(min(self._full_pause_s, left_s))
         self._full_pause_s = min(2 * self._full_pause_s, _LAST_PAUSE_S)
+
+    def _full_patience_s(self) -> float:
+        """How much longer full stages are waited for."""
+        began = trio.current_time() if self._full_since is None else self._full_since
+        return began + (RECOVERY_S if self._sampled else FULL_PATIENCE_S) - trio.current_time()
+
+    def _place_patience_s(self, route: Route) -> float:
+        """How long an open may wait at full stages: not at all, while there are others that have not said that they are full."""
+        if not any(stage.peer_id in self._full_peers for stage in route.stages):
+            return 0.0
+        return max(0.0, self._full_patience_s())
 
     async def _wait_for_route(self, avoided: PeerId | None) -> Route:
         """A route without the peer at fault; any route, once waiting for another one has taken long enough."""

@@ -29,7 +29,7 @@ from tessella_p2p.base.errors import (
     TessellaError,
     TooManyHopBodies,
 )
-from tessella_p2p.base.limits import MAX_QUEUED_STEPS
+from tessella_p2p.base.limits import MAX_QUEUED_STEPS, MAX_WAITING_OPENS
 from tessella_p2p.net.corking import corked
 from tessella_p2p.stages.batching import plan_turn, singles_per_turn, singles_worth_waiting_for
 from tessella_p2p.stages.engine import (
@@ -44,6 +44,7 @@ from tessella_p2p.stages.engine import (
 from tessella_p2p.stages.engine_life import EngineLife, StageRules, StageState
 from tessella_p2p.stages.engine_thread import EngineThread, InlineRunner, TurnRunner
 from tessella_p2p.stages.pending import Command, Loader, PendingStep, SessionTerms, StepResult, Turn, WaitingOpens
+from tessella_p2p.stages.tier_queue import SHARES
 from tessella_p2p.wire.messages import Tier
 
 log = structlog.get_logger(__name__)
@@ -178,6 +179,11 @@ class StageService:
     def num_waiting_opens(self) -> int:
         """Sessions that wait for a place."""
         return len(self._waiting)
+
+    @property
+    def most_sessions(self) -> int:
+        """Sessions that have a place or wait for one, at most."""
+        return self.engine.max_sessions + MAX_WAITING_OPENS * len(SHARES)
 
     @property
     def num_sessions(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import structlog
 import trio
@@ -34,12 +35,13 @@ log = structlog.get_logger(__name__)
 
 
 class HopServer:
-    """Serves one stage at a time to any number of upstream peers."""
+    """Serves one stage to any number of upstream peers. Where another one takes its place, open sessions end on the old one."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self._fence = EpochFence()
         self._sessions: dict[LinkKey, StageSession] = {}
+        self._session_over = trio.Event()
         self._streams: Counter[PeerId] = Counter()
         self._opens: RateLimit[PeerId] = RateLimit(OPENS_PER_S, OPEN_BURST)  # each costs up to three signatures
         self._stage: tuple[StageService, StageIdentity] | None = None
@@ -54,7 +56,7 @@ class HopServer:
         return sum(not session.freed.is_set() for session in self._sessions.values())
 
     def attach(self, stage: StageService, identity: StageIdentity) -> None:
-        """Serve ``stage`` from now on."""
+        """Open sessions on ``stage`` from now on; those that are open on another one stay there, see `retire`."""
         self._stage = (stage, identity)
 
     async def drain(self, grace_s: float) -> None:
@@ -63,8 +65,23 @@ class HopServer:
         with trio.move_on_after(grace_s):
             await self._idle.wait()
         for session in list(self._sessions.values()):
-            session.stop(Overloaded("this stage is leaving, or changes its layers"))
+            session.stop(_leaving())
         await self._idle.wait()
+
+    async def retire(self, stage: StageService, grace_s: float) -> None:
+        """Wait for the sessions of a stage that another one has taken the place of; end what is left of them after ``grace_s``."""
+        with trio.move_on_after(grace_s):
+            await self._until_free(stage)
+        for session in self._sessions_of(stage):
+            session.stop(_leaving())
+        await self._until_free(stage)
+
+    async def _until_free(self, stage: StageService) -> None:
+        while self._sessions_of(stage):
+            await self._session_over.wait()
+
+    def _sessions_of(self, stage: StageService) -> list[StageSession]:
+        return [session for session in self._sessions.values() if session.stage is stage]
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; then every session tells its neighbours, frees its KV and writes its proof."""
@@ -114,7 +131,7 @@ class HopServer:
                 raise Overloaded("this node serves no stage right now: it is loading or draining")
             stage, identity = self._stage
             older = self._older(frame.session, frame.epoch)
-            self._check_quota(stage, replaced=sum(not session.freed.is_set() for session in older))
+            self._check_quota(stage, older)
             if not self._opens.allows(link.peer, trio.current_time()):
                 raise Overloaded(f"over {OPENS_PER_S:.0f} opens a second")
             opening = self._verified(link, frame, identity)
@@ -135,18 +152,20 @@ class HopServer:
             session for (other, before), session in self._sessions.items() if other == session_id and before < epoch
         ]
 
-    def _check_quota(self, stage: StageService, replaced: int) -> None:
-        """Refuse what is one too many, before anything is verified.
+    def _check_quota(self, stage: StageService, older: Sequence[StageSession]) -> None:
+        """Refuse what would have no room even to wait in, before anything is verified.
 
-        A session has one body at a time in the engine, so the quota of hop bodies is that of sessions with KV; who only waits for a
-        last receipt is not counted among them.
+        A session has one body at a time in the engine, so the quota of hop bodies is that of sessions with KV, which the stage itself
+        gives out, by tier; who only waits for a last receipt is not counted, nor are the ``older`` epochs that this one ends.
 
         Raises:
-            TooManyHopBodies: the stage serves as many sessions as its engine holds.
+            TooManyHopBodies: as many sessions as the stage serves, and as many as may wait for a place, are there.
         """
-        holding, quota = self.open_sessions - replaced, stage.engine.max_sessions
-        if holding >= quota:
-            raise TooManyHopBodies(f"this stage serves {holding} sessions of {quota}: it is full, not broken; wait")
+        here = sum(not each.freed.is_set() for each in self._sessions_of(stage) if each not in older)
+        if here >= stage.most_sessions:
+            raise TooManyHopBodies(
+                f"{here} sessions are served by this stage or wait for a place: it is full, not broken"
+            )
         if len(self._sessions) >= MAX_HOP_SESSIONS:
             raise TooManyHopBodies(f"{len(self._sessions)} sessions of this stage wait for their last receipts: wait")
 
@@ -173,6 +192,8 @@ class HopServer:
         finally:
             session.freed.set()
             del self._sessions[session.opening.key]
+            self._session_over.set()
+            self._session_over = trio.Event()
             self.sessions_served += 1
             if not self._sessions:
                 self._idle.set()
@@ -180,6 +201,10 @@ class HopServer:
     def refuse(self, link: FrameLink, session: SessionId, epoch: int, error: TessellaError) -> None:
         """Answer with an ERROR."""
         link.post(error_frame(error, self._context.key.peer_id, session, epoch))
+
+
+def _leaving() -> Overloaded:
+    return Overloaded("this stage is leaving, or changes its layers")
 
 
 class _Upstream:

@@ -26,12 +26,14 @@ from tessella_p2p.base.errors import (
     RemoteProtocolError,
     StreamReset,
     TessellaError,
+    TooManyHopBodies,
     TransportError,
 )
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import (
     CHECKPOINT_S,
     FINAL_RECEIPT_S,
+    MAX_WAITING_BODY_BYTES,
     RECEIPT_PATIENCE_S,
     SESSION_IDLE_S,
 )
@@ -117,6 +119,11 @@ class StageSession:
         return self._upstream
 
     @property
+    def stage(self) -> StageService:
+        """The stage that it holds KV on."""
+        return self._stage
+
+    @property
     def opening(self) -> Opening:
         """The verified chain-open."""
         return self._opening
@@ -128,10 +135,18 @@ class StageSession:
         if self._is_over or self._scope.cancel_called:
             return False
         try:
-            return self._intake.judge(header) == "new"
+            is_new = self._intake.judge(header) == "new"
         except InvalidStep as error:
             self._fail(error.blame(self._opening.upstream))
             return False
+        if is_new and not self._is_serving and self._waits_with_too_much(header):
+            self._fail(TooManyHopBodies("this stage is full, and keeps no more rows of a session that waits"))
+            return False
+        return is_new
+
+    def _waits_with_too_much(self, header: Header) -> bool:
+        too_much = self._intake.positions * self._intake.row_bytes + header.body_bytes > MAX_WAITING_BODY_BYTES
+        return too_much and self._stage.waits(self._key)
 
     def deliver(self, frame: Frame) -> None:
         """Take a STEP that was wanted."""
@@ -221,7 +236,12 @@ class StageSession:
             if self._opening.is_tail:
                 self._sampler = sampler_for(self._opening, self._stage.engine.vocabulary)
             await self._stage.open(
-                self._key, body.max_positions, len(body.route), self._opening.tier, self._opening.cache_scope
+                self._key,
+                body.max_positions,
+                len(body.route),
+                self._opening.tier,
+                self._opening.cache_scope,
+                wait_s=body.wait_ms / 1000,
             )
             await self._connect(outliving)
             self._is_serving, self._idle_since = True, trio.current_time()

@@ -10,6 +10,7 @@ from tessella_p2p.base.limits import (
     MAX_HISTORY_IDS,
     MAX_LOGIT_BIASES,
     MAX_OPEN_BYTES,
+    MAX_PLACE_WAIT_MS,
     MAX_STAGES,
     MAX_TOP_LOGPROBS,
     MAX_VOCABULARY,
@@ -99,6 +100,8 @@ class ChainOpen(Message):
     ``digest_key`` keys every digest of the session: stages and auditors have it, the orchestrator never does. ``cache_scope`` names
     whose cached prefixes the stages may use; empty for none.
 
+    ``wait_ms`` is how long it may wait for a place at a stage that is full; 0 has it refused at once: the entry may know another one.
+
     ``history`` is what the tail's penalties have to know, as little-endian u32 ids: where they count the prompt, its distinct ids;
     then, where they count the answer, its first ``history_answer`` tokens in order, which an earlier epoch brought. Else it is empty.
     """
@@ -119,6 +122,7 @@ class ChainOpen(Message):
     cache_scope: Annotated[bytes, Field(max_length=32)] = b""
     digest_key: Digest
     ticket: Sealed | None = None
+    wait_ms: Annotated[int, Field(ge=0, le=MAX_PLACE_WAIT_MS)] = 0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
