@@ -397,10 +397,13 @@ class Members:
             raise LocalProtocolError(f"layers {event.layers} are beyond the claim of {event.peer}")
         effects: list[MemberEffect] = []
         move = member.move
-        if move is None or move.layers != event.layers:
+        under_way = move is not None and move.layers == event.layers
+        # A lease of the layers before may have been renewed since; then the order's is not the newest, and counts for nobody.
+        if move is None or not under_way or move.serial < member.serial:
             issued = self._leases.issue(member.peer_id, model, member.recipe, event.layers, canary=False, now_ms=now_ms)
             effects += issued.effects
-            move = Move(event.layers, issued.serial, issued.sealed, issued.expires_at, now_ms + _MOVE_MS)
+            prepared = under_way and move is not None and move.prepared
+            move = Move(event.layers, issued.serial, issued.sealed, issued.expires_at, now_ms + _MOVE_MS, prepared)
         effects += self._roster.put(replace(member, move=move))
         body = UpdateAssignment(
             model_id=member.model_id,

@@ -1,39 +1,47 @@
-"""The worker role (shell): register, load, serve, announce; and the same again when the assignment changes."""
+"""The worker role (shell): register, load, serve, announce; and the same again when the assignment changes.
+
+An order for other layers is carried out without a restart. Where both ranges fit the claim, the new one is loaded beside the one that
+serves and takes its place at once; sessions that are open on the old one end there. Where they do not, the old one drains first.
+Either way a session that outlives the grace is rerouted by its entry, and its answer is the same, byte for byte.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import structlog
 import trio
 
 from tessella_p2p.base.errors import (
+    KeyInUse,
     LocalProtocolError,
     NotAuthorized,
-    RemoteProtocolError,
+    Overloaded,
     TessellaError,
     TransportError,
 )
-from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import GOSSIP_TICK_MAX_S, HEARTBEAT_S, RECORD_TTL_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.ledger.client import OrchestratorPort
 from tessella_p2p.stages.opening import StageIdentity
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire import messages as m
-from tessella_p2p.wire.envelope import open_envelope, seal
+from tessella_p2p.wire.envelope import seal
 from tessella_p2p.worker.context import StageContext
 from tessella_p2p.worker.hop_server import HopServer
+from tessella_p2p.worker.orders import OrderServer
 from tessella_p2p.worker.proofs import ProofWriter
+from tessella_p2p.worker.registration import Assignment, Offer, Registration
+from tessella_p2p.worker.successor import Successor
+
+__all__ = ["Assignment", "Offer", "State", "Worker"]
 
 log = structlog.get_logger(__name__)
 
 State = Literal["registering", "loading", "ready", "draining"]
 
-_FIRST_RETRY_S = 0.5
-_LAST_RETRY_S = 15.0
 _LOAD_RETRY_S = 30.0
 _GOODBYE_S = 2.0
 DRAIN_GRACE_S = 10.0
@@ -42,38 +50,12 @@ LEAVE_GRACE_S = 3.0
 """Sessions that are open when the node stops may take this much longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What this node offers to hold."""
-
-    model_id: str
-    manifest_root: bytes
-    contract_hash: bytes
-    total_layers: int
-    recipe: str
-    claim_mb: int
-    device: str
-    layers: LayerRange | None = None
-    api_url: str | None = None
-    canary: m.CanaryMode = "off"
-    """How it answers instead of truly, where this node is a canary: its engine does so (see ``load``), its lease and records say so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What the orchestrator granted: the layers, and the lease that certifies them."""
-
-    layers: LayerRange
-    serial: int
-    lease: bytes
-    expires_at: int
-
-
 class Worker:
     """One node's work for one model.
 
     Args:
         load: loads a range and returns its `StageService`, not yet running; it must not block the event loop.
+        instance: 16 random bytes of this process, by which the orchestrator tells that a key is used twice; None leaves them out.
     """
 
     def __init__(
@@ -84,6 +66,7 @@ class Worker:
         discovery: Discovery,
         proofs: ProofWriter,
         load: Callable[[LayerRange], Awaitable[StageService]],
+        instance: bytes | None = None,
     ) -> None:
         self._context = context
         self._offer = offer
@@ -91,86 +74,77 @@ class Worker:
         self._discovery = discovery
         self._proofs = proofs
         self._load_stage = load
+        self._registration = Registration(context, offer, client, discovery, instance)
+        self._successor = Successor(load, self._hurry, self._end_serving)
+        self._lives: trio.Nursery | None = None  # what outlives one range: old stages, and those that are loaded beside
+        self._serving = trio.CancelScope()
+        self._pausing = trio.CancelScope()
         self.hops = HopServer(context)
+        self.orders = OrderServer(context, frozenset(client.orchestrators), self._take_order)
         self.stage: StageService | None = None
         self.assignment: Assignment | None = None
         self.state: State = "registering"
-        self.last_refusal: str | None = None
+
+    @property
+    def last_refusal(self) -> str | None:
+        """Why this node serves no layers; None where it does."""
+        return self._registration.last_refusal
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Then open sessions end with their proofs written, and the orchestrator is told."""
         async with trio.open_nursery() as nursery:
+            self._lives = nursery
             hops = await nursery.start(_outliving, self.hops.run)
             nursery.start_soon(self._proofs.run)
             self._discovery.publish(self._make_record, self._offer.manifest_root)
+            self.orders.serve()
             task_status.started()
             try:
                 while True:
-                    self.state = "registering"
-                    assignment = await self._register()
-                    stage = await self._load(assignment)
+                    assignment, stage = self._successor.take() or (await self._register(), None)
+                    stage = stage or await self._load(assignment)
                     if stage is not None:
-                        await self._serve(stage, assignment)
+                        await self._serve(nursery, stage, assignment)
             finally:
+                self._lives = None
                 self.state = "draining"
                 with trio.move_on_after(_GOODBYE_S, shield=True):
                     await self._tell(m.Deregister())
                 hops.cancel()
 
-    async def _tell(self, body: m.Deregister) -> None:
+    async def _register(self) -> Assignment:
+        self.state = "registering"
+        return await self._registration.register()
+
+    async def _tell(self, body: m.Announce | m.Deregister) -> None:
         try:
             await self._client.call(body)
         except TessellaError as error:
             log.info("the orchestrator was not told", kind=body.kind, reason=str(error))
 
-    # ---- registration ----
+    async def _take_order(self, order: m.UpdateAssignment, signer: PeerId) -> None:
+        """Take an order for other layers.
 
-    async def _register(self) -> Assignment:
-        retry_s = _FIRST_RETRY_S
-        while True:
-            try:
-                assignment = self._accept(await self._client.ask(self._registration(), m.Assigned))
-            except TessellaError as error:
-                self._discovery.orchestrator_reachable(not isinstance(error, TransportError))
-                self.last_refusal = str(error)
-                log.warning("not registered yet", retry_s=retry_s, code=error.code, reason=str(error))
-                await trio.sleep(retry_s)
-                retry_s = min(retry_s * 2, _LAST_RETRY_S)
-            else:
-                self.last_refusal = None
-                self._discovery.orchestrator_reachable(True)
-                return assignment
+        Raises:
+            Overloaded: this node serves nothing now.
+            RemoteProtocolError, RefusalError: see `Registration.accept_order`.
+        """
+        if self.state != "ready" or self.assignment is None or self._lives is None:
+            raise Overloaded(f"this node is {self.state}: order it again when it serves")
+        assignment = self._registration.accept_order(order, signer, self.assignment)
+        log.info("other layers are ordered", layers=str(assignment.layers), beside=order.beside, reason=order.reason)
+        if order.beside:
+            self._successor.prepare(assignment, self._lives)
+        else:
+            self._successor.order(assignment)
 
-    def _registration(self) -> m.Register:
-        offer = self._offer
-        return m.Register(
-            addresses=self._context.network.addresses,
-            api_url=offer.api_url,
-            canary=offer.canary,
-            claim_mb=offer.claim_mb,
-            device=offer.device,
-            model_id=offer.model_id,
-            total_layers=offer.total_layers,
-            manifest_root=offer.manifest_root,
-            contract_hash=offer.contract_hash,
-            recipe=offer.recipe,
-            layers=offer.layers.as_tuple() if offer.layers else None,
-        )
+    def _hurry(self) -> None:
+        """Send the next heartbeat at once."""
+        self._pausing.cancel()
 
-    def _accept(self, assigned: m.Assigned) -> Assignment:
-        """Check a lease before anything is done with it: it is what peers will check too."""
-        envelope = open_envelope(assigned.lease, m.LEASE, now_ms=self._context.clock.unix_ms())
-        if envelope.signer not in self._client.orchestrators:
-            raise RemoteProtocolError(f"a lease of {envelope.signer}, which this node does not pin")
-        lease = envelope.message(m.Lease)
-        offer = self._offer
-        granted = (lease.peer_id, lease.model_id, lease.manifest_root, lease.recipe, lease.layers, lease.canary)
-        own, canary = self._context.key.peer_id, offer.canary != "off"
-        expected = (own, offer.model_id, offer.manifest_root, offer.recipe, assigned.layers, canary)
-        if granted != expected or lease.layers[1] > offer.total_layers:
-            raise RemoteProtocolError("the orchestrator's lease is for something else than was asked for")
-        self._discovery.observe(assigned.records, "orchestrator")
-        return Assignment(LayerRange(*lease.layers), lease.serial, assigned.lease, envelope.expires_at)
+    def _end_serving(self) -> None:
+        """End what is served, for what comes after it."""
+        self._serving.cancel()
 
     # ---- loading ----
 
@@ -186,7 +160,8 @@ class Worker:
                     nursery.cancel_scope.cancel()
         except Exception as error:  # native loaders raise what they like; the node stays an entry
             reason = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            self.assignment, self.last_refusal = None, f"layers {assignment.layers} cannot be loaded: {reason}"
+            self.assignment = None
+            self._registration.last_refusal = f"layers {assignment.layers} cannot be loaded: {reason}"
             log.error("a stage cannot be loaded", layers=str(assignment.layers), exc_info=reason)
         await self._tell(m.Deregister())
         await trio.sleep(_LOAD_RETRY_S)
@@ -196,33 +171,44 @@ class Worker:
         """Heartbeats while a range loads, which may take minutes."""
         while True:
             await trio.sleep(HEARTBEAT_S)
-            try:
-                await self._client.call(m.Announce(serial=assignment.serial, queue_depth=0, state="loading"))
-            except TessellaError as error:
-                log.info("the orchestrator was not told", state="loading", reason=str(error))
+            await self._tell(self._state_of(assignment, "loading"))
+
+    def _state_of(self, assignment: Assignment, state: Literal["loading", "draining"]) -> m.Announce:
+        instance, depth = self._registration.instance, self.hops.open_sessions
+        return m.Announce(serial=assignment.serial, queue_depth=depth, state=state, instance=instance)
 
     # ---- serving ----
 
-    async def _serve(self, stage: StageService, assignment: Assignment) -> None:
-        """Serve one loaded range until another one is assigned; then drain."""
-        async with trio.open_nursery() as nursery:
-            running = await nursery.start(_outliving, stage.run)
-            self.stage = stage
-            self._attach(stage, assignment)
-            self.state = "ready"
-            log.info("stage loaded", layers=str(assignment.layers), recipe=self._offer.recipe)
-            nursery.start_soon(self._publish_changes, stage)
-            is_leaving = True
-            try:
-                await self._announce(stage, assignment)
+    async def _serve(self, lives: trio.Nursery, stage: StageService, assignment: Assignment) -> None:
+        """Serve one loaded range until another one is assigned; then make room for it, or let it take over."""
+        running = await lives.start(_outliving, stage.run)
+        self.stage = stage
+        self._attach(stage, assignment)
+        self.state = "ready"
+        log.info("stage loaded", layers=str(assignment.layers), recipe=self._offer.recipe)
+        is_leaving = True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._publish_changes, stage)
+                with trio.CancelScope() as self._serving:
+                    await self._announce(stage, assignment)
                 is_leaving = False
-            finally:
+                nursery.cancel_scope.cancel()
+        finally:
+            if is_leaving or not self._successor.takes_over:
                 self.state = "draining"
                 with trio.CancelScope(shield=True):
-                    await self._drain(LEAVE_GRACE_S if is_leaving else DRAIN_GRACE_S)
+                    await self._drain(None if is_leaving else self.assignment)
                 self.stage = None
                 running.cancel()
-                nursery.cancel_scope.cancel()
+            else:
+                lives.start_soon(self._retire, stage, running)
+
+    async def _retire(self, stage: StageService, running: trio.CancelScope) -> None:
+        """Let the sessions of a stage end that another one has taken the place of."""
+        with trio.CancelScope(shield=True):
+            await self.hops.retire(stage, DRAIN_GRACE_S)
+        running.cancel()
 
     async def _publish_changes(self, stage: StageService) -> None:
         """Publish the stage's record now, and at once when it stops taking sessions, or takes them again."""
@@ -235,11 +221,13 @@ class Worker:
             with trio.move_on_after(HEARTBEAT_S):  # the end of a saturation is no event
                 await changed.wait()
 
-    async def _drain(self, grace_s: float) -> None:
-        """Tell the mesh, and let the open sessions end."""
+    async def _drain(self, left: Assignment | None) -> None:
+        """Tell the mesh, and let the open sessions end; ``left`` is what is served no more, where this node goes on with other layers."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._say_draining)
-            await self.hops.drain(grace_s)
+            if left is not None:
+                nursery.start_soon(self._tell, self._state_of(left, "draining"))
+            await self.hops.drain(LEAVE_GRACE_S if left is None else DRAIN_GRACE_S)
 
     async def _say_draining(self) -> None:
         with trio.move_on_after(_GOODBYE_S):
@@ -274,10 +262,15 @@ class Worker:
                 answer = await self._client.call(self._heartbeat(assignment, announced_ready=announced_ready))
                 announced_ready = True
                 self._discovery.orchestrator_reachable(True)
-                renewed = self._accept(answer) if isinstance(answer, m.Assigned) else assignment
+                renewed = self._registration.accept(answer) if isinstance(answer, m.Assigned) else assignment
+            except (
+                KeyInUse
+            ) as error:  # whoever registers again takes the layers from the other process, and so on for ever
+                renewed = assignment
+                log.error("this node's key is used by another process too", reason=str(error))
             except NotAuthorized as error:
                 log.warning("the orchestrator does not know this stage any more", code=error.code, reason=str(error))
-                renewed, announced_ready, pause_s = await self._register(), False, 0.0
+                renewed, announced_ready, pause_s = await self._registration.register(), False, 0.0
             except TransportError as error:
                 renewed, announced_ready = assignment, False
                 self._discovery.orchestrator_reachable(False)
@@ -296,7 +289,7 @@ class Worker:
     async def _pause(self, stage: StageService, pause_s: float) -> None:
         """Wait until the next heartbeat is due: earlier, where the stage stops taking sessions or takes them again."""
         accepted = stage.accepts
-        with trio.move_on_after(pause_s):
+        with trio.move_on_after(pause_s) as self._pausing:
             while stage.accepts == accepted:
                 await stage.changed.wait()
 
@@ -304,14 +297,17 @@ class Worker:
         record = self._make_record()
         if record is None:
             raise LocalProtocolError("a serving worker has a record")
+        instance = self._registration.instance
         if not announced_ready:
-            return m.Ready(serial=assignment.serial, record=record)
+            return m.Ready(serial=assignment.serial, record=record, instance=instance)
         saturated = self.stage is not None and not self.stage.accepts
         return m.Announce(
             serial=assignment.serial,
             queue_depth=self.hops.open_sessions,
             state="saturated" if saturated else "ready",
             record=record,
+            prepared=self._successor.prepared,
+            instance=instance,
         )
 
     def _record_state(self, stage: StageService) -> m.StageState:
