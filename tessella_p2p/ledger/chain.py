@@ -3,8 +3,8 @@
     H(0)  = 32 zero bytes
     H(n)  = SHA-256(context ‖ chain ‖ sequence n ‖ H(n−1) ‖ the entry's bytes)
 
-``chain`` counts the restores from a backup: what was appended after the backup is lost to this ledger but may be known to others, so
-a restored ledger speaks of a chain of its own and is never taken for an orchestrator that says two things.
+``chain`` rises with each restore from a backup: what was appended after the backup is lost to this ledger but may be known to others,
+so a restored ledger speaks of a chain of its own and is never taken for an orchestrator that says two things.
 """
 
 from __future__ import annotations

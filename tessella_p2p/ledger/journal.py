@@ -104,11 +104,14 @@ def rewrite_state(transaction: Transaction, *, hashed: bool) -> None:
 def begin_chain(transaction: Transaction, at_ms: int) -> Head:
     """Check every entry's place in its chain, and give all of them one in the next chain, which begins where this one ends.
 
+    A chain's number is the time of its restore, so that one backup that is put back twice makes two chains: under one number the two
+    would contradict each other, and convict an honest orchestrator.
+
     Raises:
         StorageError: an entry is not the one that was written.
     """
     old = read_head(transaction)
-    chain, previous, expected, since = old.chain + 1, START, START, 0
+    chain, previous, expected, since = max(old.chain + 1, at_ms), START, START, 0
     while rows := transaction.scan(JOURNAL, _key(since + 1), _PAGE):
         for key, row in rows:
             named, entry = unpack_row(row)

@@ -53,12 +53,12 @@ def test_a_backup_is_put_back_as_the_next_chain_and_what_it_has_is_not_paid_agai
     store.settle(PROOFS[2:], TERMS, NOW)
     head = restore_ledger(tmp_path / "backup", tmp_path / "restored", LATER)
     restored = LedgerStore(tmp_path / "restored")
-    assert (head.chain, head.sequence) == (before.chain + 1, before.sequence + 1)
+    assert (head.chain, head.sequence) == (LATER, before.sequence + 1)
     assert restored.head() == head
     assert chain_is_true(restored)
     assert chain_is_true(store)
     begun = restored.journal(since=2)[0][1]
-    assert begun.change == ChainBegun(chain=1, after=2, after_hash=before.hash)
+    assert begun.change == ChainBegun(chain=LATER, after=2, after_hash=before.hash)
     assert begun.at == LATER
     assert restored.content() == restored.replay().content()
     statuses = [one.settled.status for one in restored.settle(PROOFS, TERMS, LATER)]
@@ -68,9 +68,10 @@ def test_a_backup_is_put_back_as_the_next_chain_and_what_it_has_is_not_paid_agai
     assert restored.sequence_floor() > LATER * 1000
     assert restored.proof(1) == PROOFS[0]
     restored.close()
-    # A second restore of the restored one is a chain further on.
+    # A second restore is a chain further on: of the restored one, and of the same backup.
     backup_ledger(tmp_path / "restored", tmp_path / "second backup")
-    assert restore_ledger(tmp_path / "second backup", tmp_path / "again", LATER).chain == 2
+    assert restore_ledger(tmp_path / "second backup", tmp_path / "again", LATER).chain == LATER + 1
+    assert restore_ledger(tmp_path / "backup", tmp_path / "once more", LATER + 5).chain == LATER + 5
 
 
 def test_a_ledger_is_backed_up_while_another_process_writes_it(tmp_path: Path, store: LedgerStore) -> None:
@@ -94,7 +95,7 @@ def test_a_ledger_is_backed_up_while_another_process_writes_it(tmp_path: Path, s
 def test_an_empty_ledger_is_put_back_too(tmp_path: Path, store: LedgerStore) -> None:
     store.backup(tmp_path / "backup")
     head = restore_ledger(tmp_path / "backup", tmp_path / "restored", NOW)
-    assert (head.chain, head.sequence) == (1, 1)
+    assert (head.chain, head.sequence) == (NOW, 1)
 
 
 def test_nothing_that_exists_is_overwritten(tmp_path: Path, store: LedgerStore) -> None:

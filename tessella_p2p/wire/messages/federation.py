@@ -15,8 +15,8 @@ class LedgerEntry(Message):
     """One entry of an orchestrator's journal. Domain `LEDGER_ENTRY`, audience anyone; the signer is the orchestrator.
 
     ``entry`` is the journal's bytes, ``previous`` the hash of the entry before it (see ``ledger.chain``), ``proof`` what it rests
-    on, as long as that is kept. Two different entries of one (signer, chain, sequence) are evidence of equivocation. ``chain`` counts
-    the restores from a backup.
+    on, as long as that is kept. Two different entries of one (signer, chain, sequence) are evidence of equivocation. ``chain`` rises
+    with each restore from a backup.
     """
 
     chain: Count
