@@ -1,0 +1,330 @@
+"""The auditor (shell): takes an order, repeats what another worker proved, and reports what came out.
+
+It repeats the work as one more session of the stage that it serves anyway: of the same layers, in the lowest tier, a few rows at a
+time, and only while that leaves a place for somebody who pays. What it is shown is believed as far as its digest is the order's.
+
+    order ──take──▶ queue ──▶ input of the upstream peer ─┐
+                                                          ├─ the stage's own engine ──▶ digests ──▶ report
+                     (by tolerance) output downstream ────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from tessella_p2p.base.errors import (
+    CacheMiss,
+    Expired,
+    InvalidRequest,
+    InvalidStep,
+    LocalProtocolError,
+    Overloaded,
+    PromptTooLong,
+    RefusalError,
+    RemoteProtocolError,
+    TessellaError,
+    TransportError,
+)
+from tessella_p2p.base.ids import PeerId, SessionId
+from tessella_p2p.base.limits import AUDIT_ROWS, MAX_WAITING_AUDITS
+from tessella_p2p.ledger.client import OrchestratorPort
+from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput, StepOutput, TokenSampler
+from tessella_p2p.stages.opening import StageIdentity
+from tessella_p2p.stages.recomputation import Recomputation
+from tessella_p2p.stages.rows import cast
+from tessella_p2p.stages.sampler import sampler_of
+from tessella_p2p.stages.service import StageService
+from tessella_p2p.wire import messages as m
+from tessella_p2p.wire.envelope import peek_signer
+from tessella_p2p.wire.frames import DType
+from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.history_reader import HistoryReader, Piece, open_history
+
+log = structlog.get_logger(__name__)
+
+_RETRY_S = 2.0
+_REPORT_S = 5.0
+"""Before an order's deadline: a report that is late is none."""
+_FETCHES = 3
+"""How often a neighbour is asked: it may be busy, or away for a moment."""
+_MAX_REASON_CHARS = 512
+
+Serving = tuple[StageService, StageIdentity]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    order: m.AuditOrder
+    raw: bytes
+    orchestrator: PeerId
+
+
+class _Withheld(Exception):
+    """A neighbour does not show what it has to."""
+
+    def __init__(self, peer: str, error: TessellaError) -> None:
+        super().__init__(str(error))
+        self.peer = peer
+        self.code = error.code
+
+
+class Auditor:
+    """Carries out the audit orders of one worker, one after the other.
+
+    Args:
+        client: where reports go: to the orchestrator that ordered the audit.
+        serving: the stage that this node serves now, and as what; None while it serves none.
+        random_bytes: for session ids that nobody guesses.
+    """
+
+    def __init__(
+        self,
+        context: StageContext,
+        client: OrchestratorPort,
+        serving: Callable[[], Serving | None],
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._context = context
+        self._client = client
+        self._serving = serving
+        self._random_bytes = random_bytes
+        self._send, self._receive = trio.open_memory_channel[_Taken](MAX_WAITING_AUDITS)
+        self.audits = 0
+        """Orders that were carried out, whatever came of them."""
+
+    async def take(self, order: m.AuditOrder, raw: bytes) -> None:
+        """Take an order whose envelope ``raw`` was verified; an `orders.AuditHandler`.
+
+        Raises:
+            InvalidRequest: it is not for this node, or for another stage than it serves.
+            Expired: there is no time left for it.
+            Overloaded: this node serves no stage now, or as many orders as it takes wait already.
+        """
+        await trio.lowlevel.checkpoint()
+        serving = self._serving()
+        if serving is None:
+            raise Overloaded("this node serves no stage right now")
+        self._check(order, *serving)
+        try:
+            self._send.send_nowait(_Taken(order, raw, peek_signer(raw)))
+        except trio.WouldBlock:
+            raise Overloaded(f"{MAX_WAITING_AUDITS} audits wait here already") from None
+
+    def _check(self, order: m.AuditOrder, stage: StageService, identity: StageIdentity) -> None:
+        if order.auditor != identity.peer_id or order.audited == identity.peer_id:
+            raise InvalidRequest("an order for another auditor, or for an audit of oneself", param="auditor")
+        if (order.manifest_root, order.layers) != (identity.manifest_root, identity.layers.as_tuple()):
+            raise InvalidRequest(f"this stage serves layers {identity.layers} of another artifact or range", "layers")
+        if order.comparison == "bitwise" and order.recipe != identity.recipe:
+            raise InvalidRequest(f"this stage computes {identity.recipe}, not {order.recipe}", param="recipe")
+        if order.comparison == "tolerance" and (stage.engine.is_tail or order.output_digest is None):
+            raise InvalidRequest("by tolerance rows are compared, with those of a digest", param="comparison")
+        if not 1 <= order.positions <= stage.engine.max_positions:
+            raise InvalidRequest(f"this stage holds {stage.engine.max_positions} positions", param="positions")
+        if self._left_s(order) <= 0:
+            raise Expired("the audit's time is over")
+
+    def _left_s(self, order: m.AuditOrder) -> float:
+        return (order.report_before - self._context.clock.unix_ms()) / 1000 - _REPORT_S
+
+    async def run(self) -> None:
+        """Carry out what was taken, until cancelled."""
+        async for taken in self._receive:
+            report = _inconclusive(taken.order, "too_late", "there was no time to compute it")
+            with trio.move_on_after(max(0.0, self._left_s(taken.order))):
+                report = await self._carried_out(taken)
+            log.info(
+                "audited",
+                audited=taken.order.audited,
+                outcome=report.outcome,
+                code=report.code,
+                reason=report.reason,
+                withheld_by=report.withheld_by,
+            )
+            self.audits += 1
+            await self._report(taken, report)
+
+    async def _carried_out(self, taken: _Taken) -> m.AuditReport:
+        """Try until something can be said of it."""
+        order = taken.order
+        fetches = 0
+        while True:
+            try:
+                return await self._attempt(taken)
+            except _Withheld as withheld:
+                fetches += 1
+                if fetches == _FETCHES:
+                    return _inconclusive(order, withheld.code, str(withheld), withheld.peer)
+                log.info("history was not shown", by=withheld.peer, code=withheld.code, reason=str(withheld))
+            except InvalidRequest as error:  # the stage is another one by now
+                return _inconclusive(order, error.code, str(error))
+            except (Overloaded, CacheMiss, PromptTooLong) as error:  # of this node's own stage
+                log.info("an audit waits", audited=order.audited, code=error.code, reason=str(error))
+            await trio.sleep(_RETRY_S)
+
+    async def _attempt(self, taken: _Taken) -> m.AuditReport:
+        """One recomputation, from the first row to the last.
+
+        Raises:
+            _Withheld: a neighbour showed nothing, too little, or something else.
+            InvalidRequest: this node serves another stage by now.
+            Overloaded, CacheMiss, PromptTooLong: its own stage has no room, or failed.
+        """
+        order = taken.order
+        serving = self._serving()
+        if serving is None:
+            raise Overloaded("this node serves no stage right now")
+        stage, identity = serving
+        self._check(order, stage, identity)
+        if stage.num_sessions and stage.num_sessions >= stage.engine.max_sessions - 1:
+            raise Overloaded(f"{stage.num_sessions} sessions are open; the last place is for somebody who pays")
+        async with AsyncExitStack() as stack:
+            with _blaming(order.upstream):
+                inputs = await stack.enter_async_context(open_history(self._context, order, taken.raw, "input"))
+            outputs: HistoryReader | None = None
+            if order.comparison == "tolerance":
+                with _blaming(order.downstream):
+                    outputs = await stack.enter_async_context(open_history(self._context, order, taken.raw, "output"))
+            found = await self._recomputed(order, stage, inputs, outputs)
+        return _conclusion(order, found)
+
+    async def _recomputed(
+        self, order: m.AuditOrder, stage: StageService, inputs: HistoryReader, outputs: HistoryReader | None
+    ) -> Recomputation:
+        engine = stage.engine
+        found = Recomputation(
+            inputs.body.digest_key,
+            inputs.opened,
+            scaling=[PeerId(canary.peer_id) for canary in order.canaries if canary.mode == "scale"],
+            vocabulary=engine.vocabulary,
+        )
+        sampler: TokenSampler | None = None
+        if engine.is_tail:
+            with _blaming(order.upstream):
+                sampler = sampler_of(inputs.body, engine.vocabulary)
+        key = SessionKey(SessionId(self._random_bytes(16)), 0)
+        await stage.open(key, order.positions, len(inputs.body.route))
+        try:
+            while found.positions < order.positions:
+                with _blaming(order.upstream):
+                    piece = await inputs.next(AUDIT_ROWS)
+                answer = await _answered(order, stage, key, found.positions, piece, sampler)
+                claimed: StepOutput | None = None
+                if outputs is not None:
+                    with _blaming(order.downstream):
+                        claimed = await _claimed(outputs, piece.rows, engine.hidden_size)
+                found.step(piece.body, piece.rows, answer, draws=piece.draws, claimed=claimed)
+        finally:
+            with trio.CancelScope(shield=True):
+                await stage.close(key)
+        return found
+
+    async def _report(self, taken: _Taken, report: m.AuditReport) -> None:
+        client = self._client.at(taken.orchestrator)
+        if client is None:
+            log.warning("an audit of an orchestrator that is not asked any more", orchestrator=taken.orchestrator)
+            return
+        while True:
+            try:
+                await client.call(report)
+            except TransportError as error:
+                log.info("an audit's report waits", code=error.code, reason=str(error))
+            except TessellaError as error:
+                log.warning("an audit's report was not taken", code=error.code, reason=str(error))
+                return
+            else:
+                return
+            if self._left_s(taken.order) + _REPORT_S <= _RETRY_S:
+                return
+            await trio.sleep(_RETRY_S)
+
+
+async def _answered(
+    order: m.AuditOrder,
+    stage: StageService,
+    key: SessionKey,
+    position: int,
+    piece: Piece,
+    sampler: TokenSampler | None,
+) -> StepOutput | Sampled | None:
+    """What this node's engine makes of a piece; with others at work it rests as long as it has computed.
+
+    Raises:
+        _Withheld: no stage can have computed this.
+        CacheMiss, Overloaded: the engine failed, or has no room.
+    """
+    engine = stage.engine
+    body, dtype = piece.body, piece.dtype
+    if not engine.is_head and DType.U32 not in (dtype, DType.NONE) and dtype is not engine.wire_dtype:
+        body, dtype = cast(body, dtype, engine.wire_dtype), engine.wire_dtype
+    sample = sampler if piece.draws else None
+    result = await stage.step(StepInput(key, position, piece.rows, dtype, body, sample))
+    if isinstance(result.output, InvalidStep):
+        raise _Withheld(order.upstream, result.output)
+    if isinstance(result.output, TessellaError):
+        raise result.output
+    if stage.queue_depth:
+        await trio.sleep(result.compute_us / 1e6)
+    return result.output
+
+
+async def _claimed(outputs: HistoryReader, rows: int, width: int) -> StepOutput:
+    """Rows that the downstream peer shows. Raises `RemoteProtocolError` for such as are no rows of this stage's."""
+    body, dtype = await outputs.exactly(rows)
+    if dtype not in (DType.F32, DType.F16, DType.BF16) or len(body) != rows * width * dtype.size:
+        raise InvalidStep(f"{len(body)} bytes of {dtype.name} are no {rows} rows of {width}")
+    return StepOutput(body, dtype)
+
+
+@contextmanager
+def _blaming(peer: str) -> Iterator[None]:
+    """What goes wrong here is the neighbour's doing."""
+    try:
+        yield
+    except LocalProtocolError:
+        raise
+    except (TransportError, RemoteProtocolError, RefusalError) as error:
+        raise _Withheld(peer, error) from error
+
+
+def _conclusion(order: m.AuditOrder, found: Recomputation) -> m.AuditReport:
+    """What can be said.
+
+    Inputs that do not fit are one peer's word against the other's. Outputs that do not are their receiver's fault: it signed for them.
+    """
+    if found.input_digest != order.input_digest:
+        reason = "what the upstream peer shows is not what the audited worker proved to have received"
+        return _inconclusive(order, "history_mismatch", reason)
+    if order.comparison == "tolerance":
+        if found.claimed_digest != order.output_digest:
+            reason = "what the downstream peer shows is not what the audited worker proved to have sent"
+            return _inconclusive(order, "history_mismatch", reason, order.downstream)
+        return m.AuditReport(
+            audit_id=order.audit_id,
+            outcome="computed",
+            output_digest=found.output_digest,
+            error_ppm=found.error_ppm,
+        )
+    return m.AuditReport(
+        audit_id=order.audit_id,
+        outcome="computed",
+        output_digest=found.output_digest,
+        canary_digests=tuple(
+            m.CanaryDigest(peer_id=peer, digest=digest) for peer, digest in found.canary_digests().items()
+        ),
+    )
+
+
+def _inconclusive(order: m.AuditOrder, code: str, reason: str, withheld_by: str | None = None) -> m.AuditReport:
+    return m.AuditReport(
+        audit_id=order.audit_id,
+        outcome="inconclusive",
+        code=code,
+        reason=reason[:_MAX_REASON_CHARS],
+        withheld_by=withheld_by,
+    )

@@ -1,0 +1,187 @@
+"""The asking half of ``/tessella/history/1`` (shell): rows of an audited stage's neighbour, a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from tessella_p2p.base.errors import (
+    CacheMiss,
+    HopTimeout,
+    InvalidSignature,
+    MalformedMessage,
+    RemoteProtocolError,
+    StreamReset,
+    error_from_code,
+)
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import HISTORY_REQUEST_S, MAX_ENVELOPE_BYTES
+from tessella_p2p.net.framing import receive_message, send_message
+from tessella_p2p.net.network import Stream
+from tessella_p2p.stages.engine import Buffer
+from tessella_p2p.stages.frame_link import FrameReader
+from tessella_p2p.stages.opening import open_hash
+from tessella_p2p.wire import messages as m
+from tessella_p2p.wire import protocols
+from tessella_p2p.wire.envelope import open_envelope, seal
+from tessella_p2p.wire.frames import DType, Flag, Frame, Header, Kind
+from tessella_p2p.worker.context import StageContext
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows; with ``draws`` the tail drew a token after the last of them."""
+
+    body: Buffer
+    rows: int
+    dtype: DType
+    draws: bool
+
+
+class HistoryReader:
+    """What one neighbour shows. `open_history` makes it.
+
+    Attributes:
+        opened: the hash of the chain-open that it shows.
+        body: the chain-open.
+    """
+
+    def __init__(self, stream: Stream, order: m.AuditOrder, raw_open: bytes) -> None:
+        self.opened = open_hash(raw_open)
+        self.body = _open_of(raw_open, order)
+        self._order = order
+        self._reader = FrameReader(stream, self._wants)
+        self._position = 0
+        self._frame: Frame | None = None
+        self._rows_taken = 0
+
+    async def next(self, max_rows: int) -> Piece:
+        """The next rows, at most ``max_rows``, of one step.
+
+        Raises:
+            TransportError, RemoteProtocolError: it shows no more, or something else.
+        """
+        frame = self._frame
+        if frame is None:
+            self._frame = frame = await self._receive()
+            self._rows_taken = 0
+        rows = min(max_rows, frame.rows - self._rows_taken)
+        row_bytes = len(frame.body) // frame.rows
+        begin = self._rows_taken * row_bytes
+        self._rows_taken += rows
+        is_end = self._rows_taken == frame.rows
+        if is_end:
+            self._frame = None
+        body = memoryview(frame.body)[begin : begin + rows * row_bytes]
+        return Piece(body, rows, frame.dtype, is_end and frame.flags is Flag.SAMPLE)
+
+    async def exactly(self, rows: int) -> tuple[Buffer, DType]:
+        """The next ``rows`` rows, and their dtype.
+
+        Raises:
+            as `next`.
+        """
+        pieces = [await self.next(rows)]
+        while (left := rows - sum(piece.rows for piece in pieces)) > 0:
+            pieces.append(await self.next(left))
+        return b"".join(piece.body for piece in pieces), pieces[0].dtype
+
+    async def _receive(self) -> Frame:
+        with trio.move_on_after(HISTORY_REQUEST_S):
+            frame = await self._reader.receive()
+            if frame is None:
+                raise CacheMiss(f"the history ends at position {self._position} of {self._order.positions}")
+            if not isinstance(frame, Frame):
+                raise StreamReset("a frame of the history was damaged")
+            self._position += frame.rows
+            return frame
+        raise HopTimeout(f"no frame of the history for {HISTORY_REQUEST_S:g} s")
+
+    def _wants(self, header: Header) -> bool:
+        order = self._order
+        if header.kind is not Kind.STEP or (header.session, header.epoch) != (order.session, order.epoch):
+            raise MalformedMessage(f"a {header.kind.name} frame where steps of the audited session are expected")
+        if header.position != self._position or header.position + header.rows > order.positions:
+            raise MalformedMessage(f"rows from position {header.position} on, where {self._position} is next")
+        if header.trace_entries:
+            raise MalformedMessage("a trace in a history")
+        return True
+
+
+def _open_of(raw: bytes, order: m.AuditOrder) -> m.ChainOpen:
+    """The chain-open that a neighbour shows. Whether the audited stage saw the same one, the digests say.
+
+    Raises:
+        RemoteProtocolError: forged, or for another session or stage.
+    """
+    body = open_envelope(raw, m.CHAIN_OPEN, now_ms=None).message(m.ChainOpen)
+    stages = [(stage.peer_id, stage.layers) for stage in body.route]
+    shown = (body.session, body.epoch, body.manifest_root, body.recipe)
+    if shown != (order.session, order.epoch, order.manifest_root, order.recipe):
+        raise RemoteProtocolError("a chain-open of another session, artifact or recipe")
+    if (order.audited, order.layers) not in stages:
+        raise RemoteProtocolError(f"a chain-open without {order.audited} at layers {LayerRange(*order.layers)}")
+    return body
+
+
+@asynccontextmanager
+async def open_history(
+    context: StageContext, order: m.AuditOrder, raw_order: bytes, side: m.HistorySide
+) -> AsyncIterator[HistoryReader]:
+    """Ask the neighbour on ``side`` of the audited stage for what it kept.
+
+    Raises:
+        TransportError: it cannot be reached, or does not answer in time.
+        RefusalError: it shows nothing; the error is the one that it named.
+        RemoteProtocolError: its answer is none to this request, or what it shows is of something else.
+    """
+    peer, addresses = PeerId(order.upstream), order.upstream_addresses
+    if side == "output":
+        peer, addresses = PeerId(order.downstream), order.downstream_addresses
+    now_ms = context.clock.unix_ms()
+    sequence = context.sequencer.next(m.HISTORY_REQUEST, now_ms)
+    request = seal(
+        context.key,
+        m.HISTORY_REQUEST,
+        m.HistoryRequest(order=raw_order, side=side),
+        sequence=sequence,
+        now_ms=now_ms,
+        audience=peer,
+    )
+    if not context.is_known(peer):
+        context.network.add_addresses(peer, addresses)
+    try:
+        with trio.fail_after(context.hop_timeout_s):
+            stream = await context.network.open_stream(peer, protocols.HISTORY)
+    except trio.TooSlowError as error:
+        raise HopTimeout(f"{peer} could not be reached in time") from error
+    try:
+        with trio.move_on_after(HISTORY_REQUEST_S) as patience:
+            await send_message(stream, request)
+            answer = await receive_message(stream, MAX_ENVELOPE_BYTES)
+        if patience.cancelled_caught:
+            raise HopTimeout(f"{peer} did not answer within {HISTORY_REQUEST_S:g} s")
+        head = _opened(context, peer, answer, sequence)
+        if (head.session, head.epoch, head.side) != (order.session, order.epoch, side):
+            raise RemoteProtocolError("a history of another session, or of its other side")
+        if head.positions < order.positions:
+            raise CacheMiss(f"{peer} kept {head.positions} positions of {order.positions}")
+        yield HistoryReader(stream, order, head.open)
+    finally:
+        with trio.CancelScope(shield=True):
+            await stream.reset()
+
+
+def _opened(context: StageContext, peer: PeerId, raw: bytes | None, sequence: int) -> m.HistoryHead:
+    if raw is None:
+        raise StreamReset(f"{peer} closed the stream without an answer")
+    envelope = open_envelope(raw, m.HISTORY, now_ms=context.clock.unix_ms(), audience=context.key.peer_id, signer=peer)
+    answer = envelope.message(m.HistoryAnswer)
+    if answer.to != sequence:
+        raise InvalidSignature(f"an answer to request {answer.to}, not to {sequence}")
+    if isinstance(answer.body, m.HistoryRefused):
+        raise error_from_code(answer.body.code, answer.body.reason)
+    return answer.body
