@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import structlog
 import trio
 from click.core import ParameterSource
 
+from tessella_p2p.cli.ledger_backup import backup, restore
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.setting_options import configured, setting_options
 from tessella_p2p.node.config import BootstrapConfig, ConfigT, NodeConfig, OrchestratorConfig
@@ -36,18 +38,27 @@ def daemon(ctx: click.Context, /, config_file: Path | None, **typed: Any) -> Non
     _run(run_daemon, config)
 
 
-@click.command(epilog=_EPILOG)
+@click.group(epilog=_EPILOG, invoke_without_command=True)
 @setting_options(OrchestratorConfig)
 @click.pass_context
 def orchestrator(ctx: click.Context, /, config_file: Path | None, **typed: Any) -> None:
-    """Run an orchestrator.
+    """Run an orchestrator, or back its ledger up.
 
     It admits workers, splits the model among them, mints tickets and keeps the ledger; it never sees a prompt, a token or a tensor.
+    At SIGHUP it reads its allow-list, admin token and log level again.
     """
-    config = configured(OrchestratorConfig, config_file, _with_model(ctx, typed))
+    reread = partial(configured, OrchestratorConfig, config_file, _with_model(ctx, typed))
+    config = reread()
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = config
+        return
     from tessella_p2p.node.orchestrator import run_orchestrator
 
-    _run(run_orchestrator, config)
+    _run(partial(run_orchestrator, reread=reread), config)
+
+
+orchestrator.add_command(backup)
+orchestrator.add_command(restore)
 
 
 @click.command(epilog=_EPILOG)
