@@ -47,20 +47,24 @@ class Accounts:
         row = self._tables.get(TABLE, name.encode())
         return Account(name) if row is None else _account(name, row)
 
-    def apply(self, transfer: Transfer) -> None:
+    def apply(self, transfer: Transfer, *, proofs: int = 0) -> None:
         """Post both sides of a transfer.
+
+        Args:
+            transfer: what is moved.
+            proofs: by how many settled proofs the credited account's count rises.
 
         Raises:
             LocalProtocolError: an amount below 1, or both sides the same account.
         """
         if transfer.micro_credits < 1 or transfer.debit == transfer.credit:
             raise LocalProtocolError(f"no transfer: {transfer}")
-        for name, amount in ((transfer.debit, -transfer.micro_credits), (transfer.credit, transfer.micro_credits)):
-            account = self.get(name)
-            self._put(Account(name, account.micro_credits + amount, account.settled_proofs))
+        debit, credit = self.get(transfer.debit), self.get(transfer.credit)
+        self._put(Account(debit.name, debit.micro_credits - transfer.micro_credits, debit.settled_proofs))
+        self._put(Account(credit.name, credit.micro_credits + transfer.micro_credits, credit.settled_proofs + proofs))
 
     def count_proof(self, name: str) -> None:
-        """One more settled proof of ``name``."""
+        """One more settled proof of ``name``, which brought nothing."""
         account = self.get(name)
         self._put(Account(name, account.micro_credits, account.settled_proofs + 1))
 

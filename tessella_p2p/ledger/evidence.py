@@ -229,13 +229,13 @@ _remembered = lru_cache(maxsize=MAX_REMEMBERED_ENVELOPES)(_open)
 
 def _points(proof: Proof, worker: PeerId) -> tuple[DigestMark, ...]:
     """Marks and the final digests, strictly ascending."""
-    final = DigestMark(positions=proof.positions, input=proof.input_digest, output=proof.output_digest)
-    if proof.marks and proof.marks[-1] == final:
-        points = proof.marks
-    elif proof.positions:
-        points = (*proof.marks, final)
-    else:
-        points = proof.marks
+    points, final = proof.marks, (proof.positions, proof.input_digest, proof.output_digest)
+    stated = points and (points[-1].positions, points[-1].input, points[-1].output) == final
+    if proof.positions and not stated:
+        points = (
+            *points,
+            DigestMark(positions=proof.positions, input=proof.input_digest, output=proof.output_digest),
+        )
     at = 0
     for point in points:
         if not at < point.positions <= proof.positions:

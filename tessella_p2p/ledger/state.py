@@ -69,11 +69,17 @@ class LedgerState:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.accounts = Accounts(tables)
+        self._last_row, self._last_ticket = b"", TicketFacts()
 
     def ticket(self, key: TicketKey) -> TicketFacts:
         """What is known of a ticket; nothing, for one without a settled proof."""
         row = self._tables.get("tickets", key.digest)
-        return TicketFacts() if row is None else decode_ticket(row)
+        if row is None:
+            return TicketFacts()
+        # What is decided on is applied next: the same row once more.
+        if row != self._last_row:
+            self._last_row, self._last_ticket = row, decode_ticket(row)
+        return self._last_ticket
 
     def proof(self, key: TicketKey, session: bytes, epoch: int, worker: str) -> ProofFacts | None:
         """What is known of the settled proof of ``worker`` for (session, epoch)."""
@@ -167,21 +173,20 @@ class LedgerState:
         )
         facts = facts_of(change, 0 if before is None else before.micro_credits)
         self._tables.put("proofs", _proof_key(key, change.session, change.epoch, change.worker), encode_proof(facts))
-        if before is None:
-            self.accounts.count_proof(change.worker)
-        if amount and change.requester_pays:
-            self._pay_from_requester(change, amount)
-        elif amount:
-            self.accounts.apply(Transfer(ISSUANCE, change.worker, amount))
+        self._pay(change, proofs=before is None)
+
+    def _pay(self, change: ProofSettled, *, proofs: int) -> None:
+        amount, payer = change.micro_credits, change.requester if change.requester_pays else ISSUANCE
+        if not amount or payer == change.worker:  # the latter would take from one account what it gives to the same
+            if proofs:
+                self.accounts.count_proof(change.worker)
+            return
+        if change.requester_pays and self.accounts.get(payer).micro_credits < amount:
+            raise LocalProtocolError(f"{payer} has less than the {amount} micro-credits that it is to pay")
+        self.accounts.apply(Transfer(payer, change.worker, amount), proofs=proofs)
+        if not change.requester_pays:
             issued = self.issued(change.requester, change.day) + amount
             self._tables.put("issued", _issued_key(change.day, change.requester), encode_row(issued))
-
-    def _pay_from_requester(self, change: ProofSettled, amount: int) -> None:
-        if change.requester == change.worker:
-            return  # it would take from one account what it gives to the same
-        if self.accounts.get(change.requester).micro_credits < amount:
-            raise LocalProtocolError(f"{change.requester} has less than the {amount} micro-credits that it is to pay")
-        self.accounts.apply(Transfer(change.requester, change.worker, amount))
 
     def _apply_slashed(self, change: Slashed, at_ms: int) -> None:
         if change.audit_id is not None:

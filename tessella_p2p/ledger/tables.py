@@ -11,12 +11,10 @@ from typing import Protocol
 
 import cbor2
 
-from tessella_p2p.wire import cbor
-
 
 def encode_row(value: object) -> bytes:
-    """The canonical bytes of a row's value."""
-    return cbor.encode(value)
+    """The bytes of a row's value: numbers, strings and lists of them, no map, so that one value has one encoding."""
+    return cbor2.dumps(value)
 
 
 def decode_row(row: bytes) -> object:

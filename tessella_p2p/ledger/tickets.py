@@ -25,15 +25,15 @@ Point = tuple[int, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class TicketKey:
-    """What a ticket is known by: one requester's one request."""
+    """What a ticket is known by: one requester's one request. ``digest`` are 32 bytes that stand for it in table keys."""
 
     requester: PeerId
     request_id: str
+    digest: bytes = field(init=False, repr=False, compare=False)
 
-    @property
-    def digest(self) -> bytes:
-        """32 bytes that stand for it in table keys."""
-        return hashlib.sha256(f"{self.requester}\0{self.request_id}".encode()).digest()
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(f"{self.requester}\0{self.request_id}".encode()).digest()
+        object.__setattr__(self, "digest", digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ def facts_of(change: ProofSettled, earlier: int) -> ProofFacts:
 
 def encode_ticket(ticket: TicketFacts) -> bytes:
     """The bytes of a ticket's row."""
-    return encode_row([ticket.settle_before, [list(run) for run in ticket.paid], dict(ticket.proofs)])
+    return encode_row([ticket.settle_before, ticket.paid, sorted(ticket.proofs.items())])
 
 
 def decode_ticket(row: bytes) -> TicketFacts:
     """The ticket in ``row``."""
     match decode_row(row):
-        case [int(settle_before), list(paid), dict(proofs)]:
-            return TicketFacts(settle_before, tuple((start, end, upto) for start, end, upto in paid), proofs)
+        case [int(settle_before), list(paid), list(proofs)]:
+            return TicketFacts(settle_before, tuple((start, end, upto) for start, end, upto in paid), dict(proofs))
     raise LocalProtocolError("the row of a ticket is damaged")
 
 
@@ -118,12 +118,12 @@ def encode_proof(proof: ProofFacts) -> bytes:
     return encode_row(
         [
             proof.payload_digest,
-            list(proof.layers),
+            proof.layers,
             proof.upstream,
             proof.downstream,
             proof.micro_credits,
             proof.complete,
-            [list(point) for point in proof.points],
+            proof.points,
         ]
     )
 

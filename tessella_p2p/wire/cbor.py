@@ -75,19 +75,30 @@ def decode(  # noqa: PLR0912, PLR0915 - one flat loop: a call for each value wou
             i += _ARGUMENT_BYTES[info]
         left -= 1
         is_key = in_map and left & 1
-        if major in (_TEXT, _BYTES):
+        if major == _TEXT:
             i += argument
             if i > end:
                 raise MalformedMessage("a string runs over the end of the message")
-            if major == _TEXT:
-                items.append(_text(raw[i - argument : i]))
-                if is_key:
-                    last_key = _next_key(last_key, raw[start:i])
-                continue
+            if is_key:
+                # In the ascending order of their encodings, which rules out duplicates too.
+                if raw[start:i] <= last_key:
+                    raise _not_canonical()
+                last_key = raw[start:i]
+            try:
+                items.append(raw[i - argument : i].decode())
+            except UnicodeDecodeError as error:
+                raise MalformedMessage("text that is no UTF-8") from error
+            continue
+        if is_key:
+            raise MalformedMessage("keys are text")
+        if major == _BYTES:
+            i += argument
+            if i > end:
+                raise MalformedMessage("a string runs over the end of the message")
             items.append(raw[i - argument : i])
         elif major == _UNSIGNED:
             items.append(argument)
-        elif major in (_LIST, _MAP):
+        elif major == _LIST or major == _MAP:  # noqa: SIM109, PLR1714 - a tuple would be made each time
             count = argument if major == _LIST else 2 * argument
             if count > end - i:
                 raise MalformedMessage("a list or map runs over the end of the message")
@@ -96,23 +107,13 @@ def decode(  # noqa: PLR0912, PLR0915 - one flat loop: a call for each value wou
             items_left -= count
             if items_left < 0:
                 raise MalformedMessage(f"over {max_items} values in one message")
-            if not is_key:
-                outer.append((items, left, in_map, last_key))
-                items, left, in_map, last_key = [], count, major == _MAP, b""
+            outer.append((items, left, in_map, last_key))
+            items, left, in_map, last_key = [], count, major == _MAP, b""
         else:
             items.append(_simple(major, info, argument, raw[start:i]))
-        if is_key:
-            raise MalformedMessage("keys are text")
     if i != end:
         raise MalformedMessage("bytes after the end of the message")
     return items[0]
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise MalformedMessage("text that is no UTF-8") from error
 
 
 def _argument(raw: bytes, i: int, major: int, info: int) -> int:
@@ -124,13 +125,6 @@ def _argument(raw: bytes, i: int, major: int, info: int) -> int:
     if argument < _SMALLEST[info] and major != _SIMPLE:
         raise _not_canonical()
     return argument
-
-
-def _next_key(last: bytes, encoded: bytes) -> bytes:
-    """Keys come in the ascending order of their encodings, which rules out duplicates too."""
-    if encoded <= last:
-        raise _not_canonical()
-    return encoded
 
 
 def _simple(major: int, info: int, argument: int, encoded: bytes) -> object:
