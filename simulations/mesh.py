@@ -31,13 +31,16 @@ from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
+from tessella_p2p.orchestrator.auditing import AuditPolicy
 from tessella_p2p.orchestrator.service import Orchestrator
 from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
 from tessella_p2p.orchestrator.terms import ServedModel as OrchestratedModel
+from tessella_p2p.stages.engine import StageEngine
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.wire.messages import CanaryMode
 from tessella_p2p.worker.service import Offer
 
 T = TypeVar("T")
@@ -85,6 +88,12 @@ class MeshShape:
     kv_pages: int | None = None
     record: bool = False
     """Keep what the orchestrator receives."""
+    audits: AuditPolicy | None = None
+    """How much of the settled work is recomputed; None audits nothing."""
+
+
+def _honest(engine: ToyEngine) -> StageEngine:
+    return engine
 
 
 @dataclass(slots=True)
@@ -101,6 +110,9 @@ class SimulatedNode:
     starts: int = 0
     dead: bool = False
     """Its process was killed: nothing more of it is written."""
+    engine: Callable[[ToyEngine], StageEngine] = _honest
+    """What its stages really run; an honest node runs what it is given."""
+    canary: CanaryMode = "off"
     clients: dict[trio.CancelScope, None] = field(default_factory=dict)
     """Who waits for answers of this process; they lose it with the process."""
     down: trio.Event = field(default_factory=trio.Event)
@@ -182,6 +194,8 @@ class SimulatedMesh:
                     recipe=RECIPE,
                     sequencer=sequencer,
                     min_stages=self.shape.min_stages,
+                    audits=self.shape.audits,
+                    rng=random.Random(f"{self.seed} audits"),
                     run_blocking=in_place,
                 )
                 self.orchestrator.watch = self.watch
@@ -223,7 +237,7 @@ class SimulatedMesh:
                 async with MemoryNetwork.open(self.fabric, node.peer_id) as network:
                     with trio.CancelScope() as scope:  # as in a daemon, the network outlives the roles
                         node.scope, node.proof_log = scope, proof_log
-                        node.roles = NodeRoles(self._plan(), self._surroundings(node, network, proof_log))
+                        node.roles = NodeRoles(self._plan(node), self._surroundings(node, network, proof_log))
                         await node.roles.run(task_status=task_status)
         finally:
             node.roles = node.proof_log = None
@@ -247,9 +261,10 @@ class SimulatedMesh:
         start = node.starts
 
         async def load(layers: LayerRange) -> StageService:
-            def load_engine() -> ToyEngine:
+            def load_engine() -> StageEngine:
                 engine = ToyEngine(self.model, layers, num_pages=self.shape.kv_pages, now=trio.current_time)
-                return engine if self.watch is None else self.watch.engine(engine, node.peer_id, start)
+                watched = engine if self.watch is None else self.watch.engine(engine, node.peer_id, start)
+                return node.engine(watched)
 
             await trio.sleep(1.0 + node.rng.random())
             first_s = self.shape.compute_s
@@ -277,12 +292,12 @@ class SimulatedMesh:
             load=load,
         )
 
-    def _plan(self) -> NodePlan:
+    def _plan(self, node: SimulatedNode) -> NodePlan:
         return NodePlan(
             model=ServedModel(MODEL_ID, ToyCodec(self.model), ROOT, (RECIPE,)),
             orchestrator=self.orchestrator_key.peer_id,
             orchestrator_address=self.orchestrator_address,
-            offer=Offer(MODEL_ID, ROOT, CONTRACT, self.shape.layers, RECIPE, CLAIM_MB, "cpu"),
+            offer=Offer(MODEL_ID, ROOT, CONTRACT, self.shape.layers, RECIPE, CLAIM_MB, "cpu", canary=node.canary),
             bootstrap=tuple(self.bootstrap_addresses),
             hop_timeout_s=self.shape.hop_timeout_s,
             checkpoint_s=self.shape.checkpoint_s,
