@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import structlog
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
@@ -20,7 +21,7 @@ from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp
 
 from tessella_p2p import __version__
-from tessella_p2p.base.errors import InvalidRequest, MalformedMessage, Overloaded
+from tessella_p2p.base.errors import InvalidRequest, MalformedMessage, NotOperator, Overloaded
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
 from tessella_p2p.bridge import orchestrator_json as j
@@ -59,6 +60,7 @@ from tessella_p2p.orchestrator.service import Orchestrator
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import peek_signer
 
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 _PATHS = frozenset({*(route.path for route in ROUTES), METRICS_PATH, OPENAPI_PATH, DOCS_PATH})
 _MOVED = [(compile_path(path)[0], path) for path in MOVED]
 
@@ -180,7 +182,12 @@ class _Surface:
 
     async def _operator(self, route: ApiRoute, request: Request) -> Response:
         token = bearer_token(request.headers.get("authorization"))
-        self._orchestrator.operating.check(token)  # before anything is said about the request
+        where = f"http {request.client.host}" if request.client is not None else "http"
+        try:
+            self._orchestrator.operating.check(token)  # before anything is said about the request
+        except NotOperator as error:
+            _log.warning("operator_refused", where=where, reason=str(error))
+            raise
         given = parameters(request.scope["query_string"])
         one_row = False
         if route.also:
@@ -192,7 +199,6 @@ class _Surface:
             message: Any = message_of_json(route, await request.body())
         else:
             message = message_of_query(route, given)
-        where = f"http {request.client.host}" if request.client is not None else "http"
         answer = await self._orchestrator.operate(token, message, where=where)
         if isinstance(answer, m.SnapshotPage) and "chain" not in given and answer.chain != message.chain:
             pull = m.PullSnapshot(chain=answer.chain, since=message.since, limit=message.limit)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tessella_p2p.bridge.orchestrator_routes import REQUEST_KINDS
 from tessella_p2p.wire import messages as m
 
 
@@ -39,7 +40,7 @@ def counter_metrics(counters: Iterable[tuple[str, int]]) -> Iterator[Metric]:
             proofs.add_metric((tail,), value)
         elif head == "members":
             members.add_metric((tail,), value)
-        elif head in REQUEST_KINDS or head.startswith("operate."):
+        elif head in REQUEST_KINDS or head == "request" or head.startswith("operate."):
             requests.add_metric((head, tail or "ok"), value)
         else:
             events.add_metric((name,), value)
@@ -55,11 +56,3 @@ def coverage_metrics(health: Iterable[m.ModelHealth]) -> Iterator[Metric]:
         layers.add_metric((model.model_id, "total"), model.total_layers)
         layers.add_metric((model.model_id, "covered"), model.covered_layers)
     yield layers
-
-
-def _request_kinds() -> frozenset[str]:
-    kinds = m.RequestBody.model_fields["body"].annotation.__args__  # type: ignore[union-attr] # a union of messages
-    return frozenset({"request", *(kind.model_fields["kind"].default for kind in kinds)})
-
-
-REQUEST_KINDS = _request_kinds()

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from tessella_p2p.base.errors import InvalidRequest, MalformedMessage, NotOperator
 from tessella_p2p.base.limits import MAX_ADMIN_TOKEN_CHARS, MAX_ENVELOPE_BYTES, MAX_QUERY_FIELDS
-from tessella_p2p.bridge.orchestrator_routes import ENVELOPE_HEADER, ApiRoute
+from tessella_p2p.bridge.orchestrator_routes import ENVELOPE_HEADER, REQUEST_KINDS, ApiRoute
 from tessella_p2p.wire.envelope import Message
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -27,6 +27,8 @@ BODY = "body"
 CBOR = "application/cbor"
 JSON = "application/json"
 _ECHOED_CHARS = 64
+_NO_UTF8 = re.compile("[\udc80-\udcff]")
+"""Bytes that no character starts with, as `parameters` sees them."""
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _INTEGERS = frozenset({"limit", "before", "since", "chain", "vram_mb"})
 _FLAGS = {"true": True, "false": False}
@@ -41,7 +43,7 @@ def parameters(query: bytes) -> dict[str, str]:
     """
     try:
         pairs = parse_qsl(
-            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
+            query.decode("ascii"), keep_blank_values=True, errors="surrogateescape", max_num_fields=MAX_QUERY_FIELDS
         )
     except ValueError as error:  # UnicodeDecodeError is one
         raise InvalidRequest(f"the query cannot be read: {type(error).__name__}", "query") from None
@@ -49,6 +51,8 @@ def parameters(query: bytes) -> dict[str, str]:
     for name, value in pairs:
         if name in found:
             raise InvalidRequest(f"{_echoed(name)} stands twice", _echoed(name))
+        if _NO_UTF8.search(value):
+            raise InvalidRequest(f"{_echoed(name)} is no UTF-8", _echoed(name))
         found[name] = value
     return found
 
@@ -141,10 +145,12 @@ def named_field(error: MalformedMessage, whole: str) -> MalformedMessage:
         error: of a sealed request.
         whole: what to name where the bytes are no message at all.
     """
-    param = error.param
-    if param is not None and param.startswith("body."):
-        param = param.split(".", 2)[-1] if param.count(".") > 1 else "kind"
-    return MalformedMessage(str(error), param=param or whole)
+    steps = (error.param or "").split(".")
+    if steps[0] == "body":
+        steps = steps[1:]
+        if steps[:1] and steps[0] in REQUEST_KINDS:
+            steps = steps[1:]
+    return MalformedMessage(str(error), param=".".join(steps) or whole)
 
 
 def _number(text: str) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.limits import MAX_PROOFS_PER_BATCH
@@ -18,6 +18,10 @@ ENVELOPE_HEADER: Final = "x-tessella-envelope"
 NEXT_HEADER: Final = "x-tessella-next"
 """On a page that is not the last: the ``after`` of the page behind it."""
 DEFAULT_DEVICE: Final = "cpu"
+REQUEST_KINDS: Final = frozenset(
+    kind.model_fields["kind"].default for kind in get_args(m.OrchestratorRequest) if issubclass(kind, Message)
+)
+"""The word that tells each request apart in its sealed form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,9 @@ class Operating:
         return await self.operate(request.admin_token, request.request, f"p2p {peer}")
 
     def check(self, token: str) -> None:
-        """Whether that is the admin token. Digests are compared, in constant time: neither content nor length shows in how long it takes.
+        """Whether that is the admin token.
+
+        Digests are compared, in constant time: neither content nor length shows in how long it takes.
 
         Raises:
             NotOperator: another token, or this orchestrator has none.

@@ -4,7 +4,7 @@ server on loopback, and a caller that needs no socket."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -234,7 +234,14 @@ class Caller:
         self.parts: list[bytes] = []
         self.part_came = trio.Event()
 
-    async def __call__(self, method: str, path: str, body: bytes = b"", query: bytes = b"") -> Answered | None:
+    async def __call__(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        query: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered | None:
         """The whole answer, or None if there was none."""
         start: Message | None = None
         received = False
@@ -266,15 +273,15 @@ class Caller:
             "raw_path": path.encode(),
             "query_string": query,
             "root_path": "",
-            "headers": [],
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()],
             "client": None,
             "server": None,
         }
         await self._app(scope, receive, send)
         if start is None:
             return None
-        headers = {name.decode(): value.decode() for name, value in start["headers"]}
-        return Answered(start["status"], headers, b"".join(self.parts))
+        given = {name.decode(): value.decode() for name, value in start["headers"]}
+        return Answered(start["status"], given, b"".join(self.parts))
 
 
 async def call(app: ASGIApp, method: str, path: str, body: object = None, query: bytes = b"") -> Answered:
