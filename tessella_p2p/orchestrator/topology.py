@@ -125,15 +125,18 @@ class Topology:
                 body = news.since(self._stages(root))
                 await self._send(stream, subscription, body)
                 await trio.sleep(TOPOLOGY_PAUSE_S)
-                while not changed.is_set() and trio.current_time() < whole_at + TOPOLOGY_REFRESH_S:
-                    with trio.move_on_after(TOPOLOGY_KEEPALIVE_S) as quiet:
-                        await changed.wait()
-                    if quiet.cancelled_caught:
-                        await self._send(stream, subscription, m.Acknowledged())
+                while await self._is_quiet(changed) and trio.current_time() < whole_at + TOPOLOGY_REFRESH_S:
+                    await self._send(stream, subscription, m.Acknowledged())
         except TransportError as error:
             _LOG.info("subscriber_lost", peer=stream.peer, reason=str(error))
         except trio.TooSlowError:
             _LOG.info("subscriber_lost", peer=stream.peer, reason="it reads too slowly")
+
+    async def _is_quiet(self, changed: trio.Event) -> bool:
+        """Wait for a change, and not for long; whether there was none."""
+        with trio.move_on_after(TOPOLOGY_KEEPALIVE_S):
+            await changed.wait()
+        return not changed.is_set()
 
     async def _send(self, stream: Stream, subscription: _Subscription, body: m.Stages | m.Acknowledged) -> None:
         with trio.fail_after(TOPOLOGY_SEND_S):
