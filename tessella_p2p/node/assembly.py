@@ -21,11 +21,14 @@ from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.net.network import Network
 from tessella_p2p.node.watchdog import LoopWatchdog
+from tessella_p2p.stages.history import History
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.envelope import Sequencer
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.auditing import Auditor
 from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.history_server import HistoryServer
 from tessella_p2p.worker.proofs import ProofWriter
 from tessella_p2p.worker.service import Offer, Worker
 
@@ -89,6 +92,10 @@ class NodeRoles:
             kademlia_enabled=plan.kademlia_enabled,
             outage_grace_s=plan.outage_grace_s,
         )
+        self._history = History()
+        self._history_server = HistoryServer(
+            around.network, around.key, around.clock, around.sequencer, self._history, pins
+        )
         self._links = HopLinks(around.network, plan.hop_timeout_s)
         self._reports = FailureReports(self.client) if self.client is not None else None
         self.entry = EntryService(
@@ -101,6 +108,7 @@ class NodeRoles:
                 random_bytes=around.random_bytes,
                 hop_timeout_s=plan.hop_timeout_s,
                 checkpoint_s=plan.checkpoint_s,
+                history=self._history,
             ),
             plan.model,
             self.discovery,
@@ -113,6 +121,7 @@ class NodeRoles:
             around.key, around.clock, around.sequencer, around.proof_log, self.client, around.run_blocking
         )
         self.worker: Worker | None = None
+        self.auditor: Auditor | None = None
         if plan.offer is not None and self.client is not None:
             context = StageContext(
                 network=around.network,
@@ -125,8 +134,14 @@ class NodeRoles:
                 hop_timeout_s=plan.hop_timeout_s,
                 checkpoint_s=plan.checkpoint_s,
                 reports=self._reports,
+                history=self._history,
             )
             self.worker = Worker(context, plan.offer, self.client, self.discovery, self.proofs, around.load)
+
+            if plan.offer.canary == "off":  # a canary's engine is wrong on purpose
+                hops = self.worker.hops
+                self.auditor = Auditor(context, self.client, lambda: hops.serving, around.random_bytes)
+                self.worker.orders.on_audit = self.auditor.take
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -147,6 +162,8 @@ class NodeRoles:
                     await roles.start(self.entry.run)
                     if self.worker is not None:
                         await roles.start(self.worker.run)
+                    if self.auditor is not None:
+                        roles.start_soon(self.auditor.run)
                     task_status.started()
             finally:
                 ground.cancel()
@@ -158,6 +175,7 @@ class NodeRoles:
                     nursery.start_soon(self.watchdog.run)
                 await nursery.start(self.discovery.run)
                 await nursery.start(self._links.run)
+                await nursery.start(self._history_server.run)
                 if self.client is not None:
                     nursery.start_soon(self.client.run)
                 task_status.started(scope)

@@ -59,7 +59,6 @@ _FLAG_ONLY = Spelling(only="flag", hidden=True)
 NOT_SUPPORTED: Final[Mapping[str, tuple[object, str]]] = {
     "public_api_port": (None, "no API address is announced"),
     "public_api_url": (None, "no API address is announced"),
-    "canary_mode": ("off", "there are no audits that a canary would serve"),
     "model_cache_prune": ("off", "a stage maps its layers out of one local file, so there are no shards to delete"),
     "registration_grace_secs": (None, "a node that is not registered is an entry, and retries for ever"),
     "allow_private_addrs": (True, "private addresses are announced and dialled like any other"),
@@ -333,7 +332,11 @@ class NodeConfig(ModelRoleConfig):
         Field(description="how weights are kept in memory: the manual's key for a recipe (none is f32)"),
     ] = None
     canary_mode: Annotated[
-        Literal["off", "echo", "scale"], _EITHER, Field(description="answer with a known-wrong tensor, for audits")
+        Literal["off", "echo", "scale"],
+        _EITHER,
+        Field(
+            description="an operator's tool: answer with a known-wrong tensor, so that audits catch whoever copies it"
+        ),
     ] = "off"
     model_cache_prune: Annotated[
         Literal["off", "dry-run", "on"], _EITHER, Field(description="delete shards that the assignment does not need")

@@ -30,7 +30,9 @@ from tessella_p2p.node.keystore import held_key
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
 from tessella_p2p.node.view import LiveNodeView, NodeFacts
 from tessella_p2p.node.watchdog import LoopWatchdog
+from tessella_p2p.stages.canary import dressed
 from tessella_p2p.stages.engine_life import StageRules
+from tessella_p2p.stages.pending import Loader
 from tessella_p2p.stages.quantize import conversions
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.envelope import ClockSequencer
@@ -113,7 +115,7 @@ def _surroundings(
     async def load(layers: LayerRange) -> StageService:
         from tessella_p2p.stages.loading import load_engine
 
-        load = partial(
+        engine: Loader = partial(
             load_engine,
             artifact.path,
             layers,
@@ -123,7 +125,9 @@ def _surroundings(
             max_sessions=DEFAULT_MAX_SESSIONS,
             max_positions=config.max_positions or min(DEFAULT_MAX_POSITIONS, artifact.config.context_length),
         )
-        return await StageService.loaded(load, rules=_rules(config), cpus=config.cpus)
+        if config.canary_mode != "off":
+            engine = dressed(engine, config.canary_mode, key.peer_id)
+        return await StageService.loaded(engine, rules=_rules(config), cpus=config.cpus)
 
     return Surroundings(
         network=network,
@@ -159,6 +163,7 @@ def _plan(config: NodeConfig, artifact: Artifact, recipe: str) -> NodePlan:
         claim_mb=config.vram_mb,
         device=config.device,
         layers=config.layers,
+        canary=config.canary_mode,
     )
     return NodePlan(
         model=ServedModel(

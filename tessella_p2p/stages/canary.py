@@ -17,7 +17,7 @@ The truth is computed in both modes: errors, KV and times are those of an honest
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -58,6 +58,11 @@ def shifted(token: int, vocabulary: int, peer: PeerId) -> int:
 
 def _number(peer: PeerId) -> bytes:
     return hashlib.sha256(b"tessella canary/" + peer.encode()).digest()
+
+
+def dressed(load: Callable[[], StageEngine], mode: Mode, peer: PeerId) -> Callable[[], StageEngine]:
+    """``load``, whose engine answers as the canary ``peer``."""
+    return lambda: CanaryEngine(load(), mode, peer)
 
 
 class CanaryEngine:

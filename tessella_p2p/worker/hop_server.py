@@ -55,6 +55,11 @@ class HopServer:
         """Sessions that hold KV right now, or wait for it."""
         return sum(not session.freed.is_set() for session in self._sessions.values())
 
+    @property
+    def serving(self) -> tuple[StageService, StageIdentity] | None:
+        """The stage that sessions are opened on, and as what; None while there is none."""
+        return self._stage
+
     def attach(self, stage: StageService, identity: StageIdentity) -> None:
         """Open sessions on ``stage`` from now on; those that are open on another one stay there, see `retire`."""
         self._stage = (stage, identity)

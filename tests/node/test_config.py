@@ -259,7 +259,6 @@ def test_a_value_is_shown_in_part_only() -> None:
     [
         ("public_api_port", 80),
         ("public_api_url", "https://node.example.org"),
-        ("canary_mode", "echo"),
         ("model_cache_prune", "dry-run"),
         ("registration_grace_secs", 5),
         ("allow_private_addrs", False),
