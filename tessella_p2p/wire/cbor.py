@@ -87,7 +87,8 @@ def decode(  # noqa: PLR0912, PLR0915 - one flat loop: a call for each value wou
             try:
                 items.append(raw[i - argument : i].decode())
             except UnicodeDecodeError as error:
-                raise MalformedMessage("text that is no UTF-8") from error
+                levels = [(level, is_map) for level, _, is_map, _ in outer] + [(items, in_map)]
+                raise MalformedMessage("text that is no UTF-8", param=_path(levels)) from error
             continue
         if is_key:
             raise MalformedMessage("keys are text")
@@ -114,6 +115,17 @@ def decode(  # noqa: PLR0912, PLR0915 - one flat loop: a call for each value wou
     if i != end:
         raise MalformedMessage("bytes after the end of the message")
     return items[0]
+
+
+def _path(levels: Sequence[tuple[list[object], bool]]) -> str | None:
+    """Where the value is that comes next: ``body.model_id``; None for a value that stands alone, and for a key.
+
+    Args:
+        levels: from the outermost in, what was read of each, and whether it is a map: then its last item is the value's key.
+    """
+    steps = [str(items[-1] if is_map and len(items) & 1 else len(items)) for items, is_map in levels[1:]]
+    is_key = levels[-1][1] and not len(levels[-1][0]) & 1
+    return ".".join(steps[:-1] if is_key else steps) or None
 
 
 def _argument(raw: bytes, i: int, major: int, info: int) -> int:

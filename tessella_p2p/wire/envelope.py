@@ -120,9 +120,9 @@ def decode_message(kind: type[MessageT], data: bytes) -> MessageT:
         return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        where = _quoted(".".join(str(part) for part in first["loc"]))
         raise MalformedMessage(
-            f"{kind.__name__}: {_quoted(where)}: {_quoted(first['msg'])}", param=_quoted(where)
+            f"{kind.__name__}: {where or kind.__name__}: {_quoted(first['msg'])}", param=where or None
         ) from error
 
 
