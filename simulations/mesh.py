@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, closing
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -22,13 +22,16 @@ from simulations.toy_model import CONTRACT, MODEL_ID, RECIPE, ROOT, ToyCodec, wh
 from simulations.watching import Watch, WatchedLedger, WatchedOrchestrator
 from tessella_p2p.base.errors import StorageError
 from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import MICRO_PER_CREDIT
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.api import Finished, GenerateRequest
 from tessella_p2p.entry.service import ServedModel
 from tessella_p2p.ledger.blocking import in_place
+from tessella_p2p.ledger.mirrors import Mirrors
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork
+from tessella_p2p.net.network import Network
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
 from tessella_p2p.orchestrator.auditing import AuditPolicy
@@ -48,6 +51,8 @@ T = TypeVar("T")
 DEAD = "the process is dead"
 """What a task of a killed process hears when it writes; it may log it, and nobody minds."""
 CLAIM_MB = 1024
+TRUST_LIMIT = 1_000 * MICRO_PER_CREDIT
+"""Micro-credits that either orchestrator counts of what the other one says."""
 _MAP_BYTES = 64 << 20
 _ROW_S = 0.002
 """Virtual seconds of compute for a turn's first row; more rows cost a tenth each."""
@@ -90,6 +95,8 @@ class MeshShape:
     """Keep what the orchestrator receives."""
     audits: AuditPolicy | None = None
     """How much of the settled work is recomputed; None audits nothing."""
+    standby: bool = False
+    """Whether there is a second orchestrator, federated with the first, that every node turns to where the first does not answer."""
 
 
 def _honest(engine: ToyEngine) -> StageEngine:
@@ -141,6 +148,9 @@ class SimulatedMesh:
     orchestrator_key: NodeKey
     orchestrator: Orchestrator | None = None
     orchestrator_scope: trio.CancelScope | None = None
+    standby_store: LedgerStore | None = None
+    standby: Orchestrator | None = None
+    standby_scope: trio.CancelScope | None = None
     orchestrator_received: list[bytes] = field(default_factory=list)
     """Every byte that the orchestrator received, where ``shape.record`` asks for it."""
     bootstrap_addresses: list[str] = field(default_factory=list)
@@ -151,6 +161,16 @@ class SimulatedMesh:
     def orchestrator_address(self) -> str:
         """Where the orchestrator always is."""
         return "/ip4/10.255.0.1/tcp/9090"
+
+    @property
+    def standby_key(self) -> NodeKey:
+        """The second orchestrator's identity."""
+        return node_key(self.seed, "orchestrator", 1)
+
+    @property
+    def standby_address(self) -> str:
+        """Where the second orchestrator always is."""
+        return "/ip4/10.255.0.2/tcp/9090"
 
     def date(self) -> SimulatedClock:
         """A clock that is right."""
@@ -181,23 +201,10 @@ class SimulatedMesh:
         with trio.CancelScope() as scope:
             self.orchestrator_scope = scope
             async with MemoryNetwork.open(self.fabric, key.peer_id, self.orchestrator_address) as network:
-                terms = ModelTerms(total_layers=self.shape.layers, layer_mb=8, kv_mb=2, embedding_mb=8, head_mb=8)
-                served = OrchestratedModel(MODEL_ID, ROOT, CONTRACT, self.shape.layers, {(RECIPE, ANY_DEVICE): terms})
-                sequencer = ClockSequencer(self.store.sequence_floor())
                 seen = RecordingNetwork(network, self.orchestrator_received) if self.shape.record else network
-                self.orchestrator = WatchedOrchestrator(
-                    seen,
-                    key,
-                    self.date(),
-                    self.store,
-                    models=[served],
-                    recipe=RECIPE,
-                    sequencer=sequencer,
-                    min_stages=self.shape.min_stages,
-                    audits=self.shape.audits,
-                    rng=random.Random(f"{self.seed} audits"),
-                    run_blocking=in_place,
-                )
+                other = (self.standby_key.peer_id, self.standby_address) if self.shape.standby else None
+                mirrors = self._mirrors("federation", other)
+                self.orchestrator = self._new_orchestrator(seen, key, self.store, mirrors, other)
                 self.orchestrator.watch = self.watch
                 try:
                     await self.orchestrator.run(task_status=task_status)
@@ -205,6 +212,57 @@ class SimulatedMesh:
                     if self.watch is not None:
                         self.watch.count(self.orchestrator.outcomes)
                     self.orchestrator = None
+                    mirrors.close()
+
+    async def start_standby(self) -> None:
+        """Start the second orchestrator, or start it again on its ledger."""
+        await self.nursery.start(self._run_standby)
+
+    async def _run_standby(self, task_status: trio.TaskStatus[None]) -> None:
+        assert self.standby_store is not None
+        key = self.standby_key
+        with trio.CancelScope() as scope:
+            self.standby_scope = scope
+            async with MemoryNetwork.open(self.fabric, key.peer_id, self.standby_address) as network:
+                other = (self.orchestrator_key.peer_id, self.orchestrator_address)
+                mirrors = self._mirrors("standby federation", other)
+                self.standby = self._new_orchestrator(network, key, self.standby_store, mirrors, other)
+                try:
+                    await self.standby.run(task_status=task_status)
+                finally:
+                    self.standby = None
+                    mirrors.close()
+
+    def _mirrors(self, name: str, other: tuple[PeerId, str] | None) -> Mirrors:
+        issuers = [] if other is None else [other[0]]
+        return Mirrors(self.folder / name, issuers, TRUST_LIMIT, map_size_bytes=_MAP_BYTES, sync=False)
+
+    def _new_orchestrator(
+        self, network: Network, key: NodeKey, store: LedgerStore, mirrors: Mirrors, other: tuple[PeerId, str] | None
+    ) -> WatchedOrchestrator:
+        terms = ModelTerms(total_layers=self.shape.layers, layer_mb=8, kv_mb=2, embedding_mb=8, head_mb=8)
+        served = OrchestratedModel(MODEL_ID, ROOT, CONTRACT, self.shape.layers, {(RECIPE, ANY_DEVICE): terms})
+        return WatchedOrchestrator(
+            network,
+            key,
+            self.date(),
+            store,
+            models=[served],
+            recipe=RECIPE,
+            sequencer=ClockSequencer(store.sequence_floor()),
+            min_stages=self.shape.min_stages,
+            audits=self.shape.audits,
+            rng=random.Random(f"{self.seed} audits"),
+            mirrors=mirrors,
+            federation={} if other is None else {other[0]: other[1]},
+            run_blocking=in_place,
+        )
+
+    def crash_standby(self) -> None:
+        """End the second orchestrator's process at once; its ledger stays."""
+        self.fabric.crash(self.standby_key.peer_id)
+        if self.standby_scope is not None:
+            self.standby_scope.cancel()
 
     def crash_orchestrator(self) -> None:
         """End the orchestrator's process at once; its ledger stays."""
@@ -297,6 +355,7 @@ class SimulatedMesh:
             model=ServedModel(MODEL_ID, ToyCodec(self.model), ROOT, (RECIPE,)),
             orchestrator=self.orchestrator_key.peer_id,
             orchestrator_address=self.orchestrator_address,
+            standbys=((self.standby_key.peer_id, self.standby_address),) if self.shape.standby else (),
             offer=Offer(MODEL_ID, ROOT, CONTRACT, self.shape.layers, RECIPE, CLAIM_MB, "cpu", canary=node.canary),
             bootstrap=tuple(self.bootstrap_addresses),
             hop_timeout_s=self.shape.hop_timeout_s,
@@ -354,7 +413,8 @@ async def simulate(
         watch: looks into the mesh.
     """
     fabric = fabric or MemoryFabric(random.Random(f"{seed} network"), clock)
-    with closing(WatchedLedger(folder / "ledger", _MAP_BYTES, sync=False)) as store:
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(WatchedLedger(folder / "ledger", _MAP_BYTES, sync=False)))
         store.watch = watch
         async with trio.open_nursery() as nursery:
             mesh = SimulatedMesh(
@@ -376,5 +436,10 @@ async def simulate(
             for index in range(shape.bootstraps):
                 await mesh.start_bootstrap(index)
             await mesh.start_orchestrator()
+            if shape.standby:
+                mesh.standby_store = stack.enter_context(
+                    closing(LedgerStore(folder / "standby ledger", _MAP_BYTES, sync=False))
+                )
+                await mesh.start_standby()
             yield mesh
             nursery.cancel_scope.cancel()

@@ -83,7 +83,7 @@ def observe(scenario: Scenario, progress: Progress = _show_nothing) -> Observati
     """Run a scenario in virtual time; what was seen of it."""
     clock = VirtualClock()
     failures: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="tessella-sim-") as folder, _quiet(failures), _calm_collector():
+    with tempfile.TemporaryDirectory(prefix="tessella-sim-") as folder, quiet(failures), calm_collector():
         seen = run_deterministic(_run, scenario.seed, scenario, Path(folder), clock, progress, clock=clock)
     seen.failures += failures
     return seen
@@ -159,7 +159,7 @@ def _progress_on_stderr(scenario: Scenario) -> Progress:
 
 
 @contextmanager
-def _quiet(failures: list[str]) -> Iterator[None]:
+def quiet(failures: list[str]) -> Iterator[None]:
     """Keep logs off the terminal; what a role logs as an error goes to ``failures``."""
     before = structlog.get_config()
 
@@ -178,7 +178,7 @@ def _quiet(failures: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _calm_collector() -> Iterator[None]:
+def calm_collector() -> Iterator[None]:
     """Collect rarely: tens of thousands of tasks live through the whole run, and each full collection walks over them."""
     before = gc.get_threshold()
     gc.set_threshold(1_000_000, 20, 100)

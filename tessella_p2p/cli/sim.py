@@ -17,7 +17,14 @@ def sim(ctx: click.Context, scenario: str, nodes: int | None, seed: int | None, 
     """Simulate the scenario NAME, or the one in FILE (TOML).
 
     The nodes run the daemon's own code over an in-memory network; the same seed gives the same report.
+
+    ``thousand`` is no scenario but a thousand workers of one orchestrator that register, announce and are re-sharded; its report has
+    wall times too.
     """
+    if scenario == "thousand":
+        from simulations import thousand
+
+        ctx.exit(thousand.main(nodes, seed, as_json=as_json))
     from simulations.runner import main
 
     ctx.exit(main(scenario, nodes=nodes, seed=seed, as_json=as_json))
