@@ -105,7 +105,7 @@ def _honest(engine: ToyEngine) -> StageEngine:
 
 @dataclass(slots=True)
 class SimulatedNode:
-    """One node. ``roles`` and ``proof_log`` are None while it is down; key and folder outlive its restarts."""
+    """One node. ``roles``, ``proof_log`` and ``network`` are None while it is down; key and folder outlive its restarts."""
 
     index: int
     key: NodeKey
@@ -113,6 +113,7 @@ class SimulatedNode:
     rng: random.Random
     roles: NodeRoles | None = None
     proof_log: ProofLog | None = None
+    network: MemoryNetwork | None = None
     scope: trio.CancelScope | None = None
     starts: int = 0
     dead: bool = False
@@ -294,11 +295,11 @@ class SimulatedMesh:
             with closing(ProofLog(node.folder / "proofs", _MAP_BYTES, sync=False)) as proof_log:
                 async with MemoryNetwork.open(self.fabric, node.peer_id) as network:
                     with trio.CancelScope() as scope:  # as in a daemon, the network outlives the roles
-                        node.scope, node.proof_log = scope, proof_log
+                        node.scope, node.proof_log, node.network = scope, proof_log, network
                         node.roles = NodeRoles(self._plan(node), self._surroundings(node, network, proof_log))
                         await node.roles.run(task_status=task_status)
         finally:
-            node.roles = node.proof_log = None
+            node.roles = node.proof_log = node.network = None
         node.down.set()
 
     def crash_node(self, node: SimulatedNode) -> None:
