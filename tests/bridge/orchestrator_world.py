@@ -121,9 +121,17 @@ class World:
         text = base64.urlsafe_b64encode(raw).decode().rstrip("=")
         return await self.call("GET", path, headers={"x-tessella-envelope": text})
 
+    def next_sequence(self, name: str) -> int:
+        self._sequences[name] = self._sequences.get(name, 0) + 1
+        return self._sequences[name]
+
     def sealed(self, name: str, body: Any, **sealing: Any) -> bytes:
-        self._sequences[name] = sequence = self._sequences.get(name, 0) + 1
-        given = {"sequence": sequence, "now_ms": self.clock.now_ms, "audience": ORCHESTRATOR.peer_id, **sealing}
+        given = {
+            "sequence": self.next_sequence(name),
+            "now_ms": self.clock.now_ms,
+            "audience": ORCHESTRATOR.peer_id,
+            **sealing,
+        }
         return seal(key_of(name), m.REQUEST, m.RequestBody(body=body), **given)
 
     # ---- Workers ----

@@ -152,3 +152,20 @@ def test_a_long_message_is_refused_unread() -> None:
 
 def test_a_view_decodes_as_its_bytes_do() -> None:
     assert cbor.decode(memoryview(cbor.encode({"a": [1]}))) == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "place"),
+    [
+        (b"\x61\xff", None),
+        (b"\xa1\x61\xff\x01", None),
+        (b"\xa1\x64body\xa1\x61a\x62\xff\xff", "body.a"),
+        (b"\xa1\x64body\xa1\x61\xff\x01", "body"),
+        (b"\x82\x01\xa1\x61b\x61\xff", "1.b"),
+        (b"\xa1\x61a\x82\x61x\x62\xc0\x80", "a.1"),
+    ],
+)
+def test_text_that_is_no_utf8_is_refused_with_its_place(raw: bytes, place: str | None) -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        cbor.decode(raw)
+    assert caught.value.param == place

@@ -127,8 +127,8 @@ class ModelHealth(Message):
 
     ``rendered_layers`` is the prefix ``[0, n)`` that a ready chain renders, ``covered_layers`` how many layers somebody Healthy
     serves. The manual's formula gives the claim for the first hole exactly, or without a hole that for the whole model:
-    ``global_tensor_mb`` is what that range loads beside its layers. For any other range it is ``overhead_mb``, and ``head_global_mb`` at
-    layer 0, and ``tail_global_mb`` at the last layer.
+    ``global_tensor_mb`` is what that range loads beside its layers. For any other range it is ``overhead_mb``, and
+    ``head_global_mb`` at layer 0, and ``tail_global_mb`` at the last layer.
     """
 
     kind: Literal["model_health"] = "model_health"
