@@ -51,10 +51,11 @@ class Membership:
         self._context = context
         self._catalogue = catalogue
         self.core = members
-        # Effects of one event run before the next event: an assignment and its serial are durable before the lease leaves.
+        # One write at a time. An assignment and its serial are durable before the lease leaves.
         self._lock = trio.Lock()
         self._owed: dict[PeerId, Assignment | None] = {}
         self._owed_floor = 0
+        self._is_unwritable = False
         self.changed = trio.Event()
         """Set, and replaced, whenever a member's state or range is another one."""
         self.reported_failures: Counter[PeerId] = Counter()
@@ -148,19 +149,19 @@ class Membership:
         return await self.handle(event)
 
     async def _take(self, event: MemberEvent) -> Sequence[MemberEffect]:
-        """Take one event in, under the lock, and tell of what changed."""
-        async with self._lock:
-            await self._write_owed()
-            effects = self.core.handle(event, self._context.clock.unix_ms())
-            self._owe(effects)
-            await self._write_owed()
-            changes = [effect for effect in effects if isinstance(effect, TopologyChanged)]
-            for change in changes:
-                if change.before is not change.after:
-                    _LOG.info("member_changed", peer=change.peer, before=change.before, after=change.after)
-            if changes:
-                self.changed.set()
-                self.changed = trio.Event()
+        """Take one event in, wait until its effects are durable, and tell of what changed."""
+        if self._is_unwritable:
+            await self._written()  # nothing is built on what the disk refuses
+        effects = self.core.handle(event, self._context.clock.unix_ms())
+        self._owe(effects)
+        await self._written()
+        changes = [effect for effect in effects if isinstance(effect, TopologyChanged)]
+        for change in changes:
+            if change.before is not change.after:
+                _LOG.info("member_changed", peer=change.peer, before=change.before, after=change.after)
+        if changes:
+            self.changed.set()
+            self.changed = trio.Event()
         return effects
 
     async def restore(self) -> None:
@@ -185,14 +186,28 @@ class Membership:
                 case KeepAssignment(peer, assignment):
                     self._owed[peer] = assignment
 
-    async def _write_owed(self) -> None:
-        """Make durable what is owed, in one transaction; what could not be written stays owed, and no answer leaves before it is."""
-        if not self._owed and not self._owed_floor:
+    async def _written(self) -> None:
+        """Wait until everything that is owed by now is durable. What events owe while one write goes on, the next write has all of.
+
+        Raises:
+            StorageError: the ledger cannot be written; it stays owed.
+        """
+        if not self._owed and not self._owed_floor and not self._lock.locked():
             return
-        store = self._context.store
-        with trio.CancelScope(shield=True):
-            await self._context.run_blocking(lambda: store.keep_assignments(self._owed, self._owed_floor))
-        self._owed, self._owed_floor = {}, 0
+        async with self._lock:  # whoever is first writes for those behind it
+            owed, floor = self._owed, self._owed_floor
+            if not owed and not floor:
+                return
+            self._owed, self._owed_floor = {}, 0
+            store = self._context.store
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._context.run_blocking(lambda: store.keep_assignments(owed, floor))
+            except BaseException as error:
+                self._owed, self._owed_floor = {**owed, **self._owed}, max(floor, self._owed_floor)
+                self._is_unwritable = isinstance(error, StorageError)
+                raise
+            self._is_unwritable = False
 
     # ---- Other requests ----
 
