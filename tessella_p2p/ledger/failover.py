@@ -99,10 +99,11 @@ class FailoverClient:
         return await self._first(lambda client: client.ask(body, answer, timeout_s))
 
     async def follow(self, request: Subscribe, take: Callable[[Stages | Acknowledged], None]) -> NoReturn:
-        """See `OrchestratorClient.follow`; it follows the one that is asked, and moves on to a preferred one that answers again.
+        """See `OrchestratorClient.follow`; it follows the one that is asked, and moves on when another one is.
 
         Raises:
-            TransportError, RefusalError, RemoteProtocolError: of the one that is followed; another one is, where it is called again.
+            TransportError: no other one is known to answer.
+            RefusalError, RemoteProtocolError: of the one that is followed.
         """
         while True:
             followed = self._asked
@@ -111,9 +112,11 @@ class FailoverClient:
             try:
                 with scope:  # `_note` ends it
                     await self._clients[followed].follow(request, take)
-            except TransportError:
+            except TransportError as error:
                 self._note(followed, is_up=False)
-                raise
+                if self._asked == followed:
+                    raise
+                log.warning("the next orchestrator is followed", instead_of=followed, reason=str(error))
             finally:
                 self._follows.discard(scope)
 
