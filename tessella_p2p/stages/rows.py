@@ -55,8 +55,8 @@ def deviation_ppm(true: Floats, got: Floats, rows: int) -> int:
         true, got: ``[rows · width]``, equally long.
         rows: at least 1.
     """
-    wide = true.reshape(rows, -1).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
+        wide = true.reshape(rows, -1).astype(np.float64)
         off = np.abs(got.reshape(rows, -1).astype(np.float64) - wide).max(axis=1)
         largest = np.abs(wide).max(axis=1)
         shares = np.where(off == 0.0, 0.0, off / np.maximum(largest, np.finfo(np.float64).tiny))

@@ -137,7 +137,11 @@ class Auditor:
         async for taken in self._receive:
             report = _inconclusive(taken.order, "too_late", "there was no time to compute it")
             with trio.move_on_after(max(0.0, self._left_s(taken.order))):
-                report = await self._carried_out(taken)
+                try:
+                    report = await self._carried_out(taken)
+                except Exception as error:  # whatever a neighbour's rows set off ends this audit, not the node
+                    log.error("an audit failed", audited=taken.order.audited, exc_info=error)
+                    report = _inconclusive(taken.order, "internal_error", "the auditor failed over it")
             log.info(
                 "audited",
                 audited=taken.order.audited,
