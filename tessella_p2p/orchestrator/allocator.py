@@ -11,7 +11,7 @@ ample workers get one part each, whatever they could hold. A node that names its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ from tessella_p2p.orchestrator.terms import ModelTerms
 
 def allocate(
     terms: ModelTerms,
-    assigned: Sequence[LayerRange],
+    assigned: Iterable[LayerRange],
     claim_mb: int,
     *,
     min_stages: int = 1,
@@ -33,7 +33,7 @@ def allocate(
 
     Args:
         terms: of the model, under the worker's recipe, on its device.
-        assigned: what other workers hold, ready or loading.
+        assigned: what other workers hold, ready or loading; a `Counter` says the same in less room.
         claim_mb: the memory that the worker declares.
         min_stages: into how many stages the model is to be split at least.
         wanted: the worker's own bound; the grant lies within it.
@@ -51,11 +51,10 @@ def allocate(
     else:
         longest = max(1, total - (min(min_stages, total) - 1))
         cuts = (scope.start, min(scope.end, scope.start + longest), scope.end)
-    holes = [hole for hole in walk(assigned, total).holes if hole.overlaps(scope)]
+    held = Counter(assigned)  # a mesh of a thousand has a few ranges, many times
+    holes = [hole for hole in walk(held, total).holes if hole.overlaps(scope)]
     segments = [part for hole in holes for part in _split(_intersection(hole, scope), cuts)]
-    grant = _first_fit(terms, segments, claim_mb) or _replica(
-        terms, assigned, scope, cuts, claim_mb, wanted is not None
-    )
+    grant = _first_fit(terms, segments, claim_mb) or _replica(terms, held, scope, cuts, claim_mb, wanted is not None)
     if grant is None:
         needed = min(terms.claim_mb(LayerRange(layer, layer + 1)) for layer in scope)
         raise ClaimTooSmall(
@@ -66,7 +65,7 @@ def allocate(
 
 def allocate_copy(
     terms: ModelTerms,
-    held: Sequence[LayerRange],
+    held: Iterable[LayerRange],
     copied: Sequence[LayerRange],
     claim_mb: int,
     *,
@@ -166,7 +165,7 @@ def _prefix(terms: ModelTerms, segment: LayerRange, claim_mb: int) -> LayerRange
 
 def _replica(
     terms: ModelTerms,
-    assigned: Sequence[LayerRange],
+    held: Mapping[LayerRange, int],
     scope: LayerRange,
     cuts: tuple[int, ...],
     claim_mb: int,
@@ -175,9 +174,8 @@ def _replica(
     """A second copy of the thinnest stretch that the claim can take over whole; else as much of one as fits."""
     if is_wanted:
         return _first_fit(terms, list(_split(scope, cuts)), claim_mb)
-    edges = sorted({*cuts, *(r.start for r in assigned), *(r.end for r in assigned)})
+    edges = sorted({*cuts, *(r.start for r in held), *(r.end for r in held)})
     segments = [LayerRange(a, b) for a, b in pairwise(edges)]
-    held = Counter(assigned)  # a mesh of a thousand has a few ranges, many times
     replicas = Counter({segment: sum(n for r, n in held.items() if r.contains(segment)) for segment in segments})
     segments.sort(key=lambda segment: (replicas[segment], segment.start))
     for segment in segments:

@@ -24,7 +24,7 @@ The core does no I/O and knows no clock: `handle(event, now_ms)` returns effects
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, NotAuthorized, Overloaded
@@ -195,7 +195,7 @@ class Members:
         Raises:
             ClaimTooSmall: not one layer fits.
         """
-        taken = self._roster.taken((model.manifest_root, recipe), PeerId(""))
+        taken = self._roster.taken((model.manifest_root, recipe))
         return allocate(terms, taken, claim_mb, min_stages=self.min_stages)
 
     # ---- Registration ----
@@ -500,7 +500,7 @@ def _moved(member: Member, move: Move) -> Member:
     )
 
 
-def _may_keep(before: Member, others: Sequence[LayerRange], total_layers: int) -> bool:
+def _may_keep(before: Member, others: Collection[LayerRange], total_layers: int) -> bool:
     """Whether a worker that registers again gets its range again.
 
     It does when nobody else has that, and while the range counts as its own; but a replica goes where a hole needs it.

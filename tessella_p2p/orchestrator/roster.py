@@ -31,6 +31,7 @@ class Roster:
     def __init__(self) -> None:
         self._members: dict[PeerId, Member] = {}
         self._meshes: dict[Mesh, dict[PeerId, Member]] = {}
+        self._taken: dict[Mesh, Counter[LayerRange]] = {}
         self._kept: dict[PeerId, Assignment] = {}
         self._complete: set[Mesh] = set()
 
@@ -91,16 +92,29 @@ class Roster:
 
     def _set(self, member: Member) -> None:
         before = self._members.get(member.peer_id)
-        if before is not None and mesh_of(before) != mesh_of(member):
-            self._leave_mesh(before)
+        if before is not None:
+            if mesh_of(before) != mesh_of(member):
+                self._leave_mesh(before)
+            else:
+                self._count(before, -1)
         self._members[member.peer_id] = member
         self._meshes.setdefault(mesh_of(member), {})[member.peer_id] = member
+        self._count(member, 1)
 
     def _leave_mesh(self, member: Member) -> None:
+        self._count(member, -1)
         mesh = self._meshes[mesh_of(member)]
         del mesh[member.peer_id]
         if not mesh:
-            del self._meshes[mesh_of(member)]
+            del self._meshes[mesh_of(member)], self._taken[mesh_of(member)]
+
+    def _count(self, member: Member, change: int) -> None:
+        """Count what a member takes, so that a registration in a mesh of thousands need not."""
+        taken = self._taken.setdefault(mesh_of(member), Counter())
+        for layers in () if member.is_canary else member.taken:
+            taken[layers] += change
+            if not taken[layers]:
+                del taken[layers]
 
     def _keep(self, peer: PeerId, assignment: Assignment | None) -> list[MemberEffect]:
         """Keep what differs from what is kept already: most heartbeats change nothing on disk."""
@@ -114,14 +128,16 @@ class Roster:
 
     # ---- What they cover and list ----
 
-    def taken(self, mesh: Mesh, but: PeerId) -> list[LayerRange]:
-        """What everybody of a mesh but one holds or was ordered to: what the allocator works from. Canaries hold nothing."""
-        return [
-            layers
-            for member in self._meshes.get(mesh, {}).values()
-            if member.peer_id != but and not member.is_canary
-            for layers in member.taken
-        ]
+    def taken(self, mesh: Mesh, but: PeerId | None = None) -> Counter[LayerRange]:
+        """What everybody of a mesh but one holds or was ordered to, each range with how many take it: what the allocator works from.
+
+        Canaries hold nothing.
+        """
+        taken = self._taken.get(mesh, Counter())
+        member = None if but is None else self._meshes.get(mesh, {}).get(but)
+        if member is None or member.is_canary:
+            return +taken
+        return taken - Counter(member.taken)
 
     def coverage(self, manifest_root: bytes, recipe: str, total_layers: int) -> Coverage:
         """The walk over the healthy stages of a model; a recipe's own name stands for its drift class that renders the most layers."""
