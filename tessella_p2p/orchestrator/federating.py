@@ -14,11 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 import trio
 
-from tessella_p2p.base.errors import NotAuthorized, RemoteProtocolError, StorageError, TessellaError
+from tessella_p2p.base.errors import (
+    NotAuthorized,
+    RemoteProtocolError,
+    StorageError,
+    TessellaError,
+    TransportError,
+)
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import FEDERATION_PULL_S
 from tessella_p2p.ledger.client import OrchestratorClient
@@ -38,6 +45,9 @@ class _Followed:
 
     client: OrchestratorClient
     mirror: Mirror
+    address: str | None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Of the following; cancelled once it is followed no more."""
     lock: trio.Lock = field(default_factory=trio.Lock)
     """One page, or one rumour, at a time."""
     pulled_at: int | None = None
@@ -65,12 +75,11 @@ class Federating:
         self._context = context
         self._mirrors = mirrors
         self._total_layers = total_layers
+        self._nursery: trio.Nursery | None = None
+        # Replaced, not changed: whoever goes through it may wait meanwhile.
         self._followed: dict[PeerId, _Followed] = {}
         for issuer, mirror in {} if mirrors is None else mirrors.mirrors.items():
-            client = OrchestratorClient(
-                context.network, context.key, context.clock, context.sequencer, issuer, addresses.get(issuer)
-            )
-            self._followed[issuer] = _Followed(client, mirror)
+            self._followed[issuer] = self._entry(issuer, mirror, addresses.get(issuer))
 
     @property
     def peers(self) -> frozenset[PeerId]:
@@ -91,9 +100,48 @@ class Federating:
 
     async def run(self) -> None:
         """Follow the others until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as self._nursery:
             for issuer, followed in self._followed.items():
-                nursery.start_soon(self._follow, issuer, followed)
+                self._nursery.start_soon(self._follow, issuer, followed)
+            await trio.sleep_forever()
+
+    async def repin(self, addresses: Mapping[PeerId, str | None]) -> None:
+        """Follow these orchestrators from now on, and no others; the others' mirrors stay on disk and count no more.
+
+        Args:
+            addresses: where each is dialled.
+
+        Raises:
+            StorageError: the mirror of a new one cannot be opened; those before it in ``addresses`` are followed.
+        """
+        mirrors = self._mirrors
+        if mirrors is None:
+            raise LocalProtocolError("there is no folder for mirrors")
+        for issuer in self._followed.keys() - addresses.keys():
+            self._drop(issuer)
+            mirrors.leave(issuer)
+        for issuer, address in addresses.items():
+            before = self._followed.get(issuer)
+            if before is not None and before.address == address:
+                continue
+            if before is not None:
+                self._drop(issuer)
+                mirror = before.mirror
+            else:
+                mirror = await self._context.run_blocking(partial(mirrors.follow, issuer))
+            followed = self._entry(issuer, mirror, address)
+            self._followed = {**self._followed, issuer: followed}
+            if self._nursery is not None:
+                self._nursery.start_soon(self._follow, issuer, followed)
+
+    def _entry(self, issuer: PeerId, mirror: Mirror, address: str | None) -> _Followed:
+        context = self._context
+        client = OrchestratorClient(context.network, context.key, context.clock, context.sequencer, issuer, address)
+        return _Followed(client, mirror, address)
+
+    def _drop(self, issuer: PeerId) -> None:
+        self._followed[issuer].scope.cancel()
+        self._followed = {other: followed for other, followed in self._followed.items() if other != issuer}
 
     # ---- Showing ----
 
@@ -177,6 +225,10 @@ class Federating:
 
     async def _follow(self, issuer: PeerId, followed: _Followed) -> None:
         """Pull until cancelled, or until the other one has deceived."""
+        with followed.scope:
+            await self._pull_for_ever(issuer, followed)
+
+    async def _pull_for_ever(self, issuer: PeerId, followed: _Followed) -> None:
         while followed.mirror.evidence is None:
             try:
                 while await self._pull(issuer, followed):
@@ -189,7 +241,8 @@ class Federating:
             except TessellaError as error:
                 if followed.trouble is None:
                     _LOG.warning("federation_not_pulled", issuer=issuer, code=error.code, reason=str(error))
-                followed.trouble = f"{error.code}: {error}"
+                # Anybody may read the status: where the other one is dialled is not for everybody.
+                followed.trouble = error.code if isinstance(error, TransportError) else f"{error.code}: {error}"
             else:
                 followed.trouble, followed.pulled_at = None, self._context.clock.unix_ms()
             await trio.sleep(FEDERATION_PULL_S)

@@ -320,6 +320,39 @@ def test_a_private_mesh_lists_peer_ids() -> None:
         load_config(OrchestratorConfig, flags={}, environ={"TESSELLA_ALLOW": "everybody"})
 
 
+SECOND = NodeKey(bytes([1]) * 32).peer_id
+THIRD = NodeKey(bytes([2]) * 32).peer_id
+
+
+def address_of(peer: str) -> str:
+    return f"/ip4/10.0.0.1/tcp/9090/p2p/{peer}"
+
+
+def test_further_orchestrators_are_pinned_and_keep_their_order() -> None:
+    assert node_config().standbys == ()
+    listed = ",".join(address_of(peer) for peer in (THIRD, PEER, SECOND, THIRD))
+    config = node_config(TESSELLA_ORCHESTRATORS=listed)
+    assert [standby.peer_id for standby in config.standbys] == [THIRD, SECOND], "the first one is named already"
+    with pytest.raises(ConfigurationError, match="TESSELLA_ORCHESTRATORS"):
+        node_config(TESSELLA_ORCHESTRATORS="/ip4/10.0.0.1/tcp/9090")
+
+
+def test_a_federation_lists_pinned_addresses_and_a_limit_of_trust() -> None:
+    config = load_config(
+        OrchestratorConfig, flags={}, environ={"TESSELLA_FEDERATION": address_of(SECOND), "TESSELLA_TRUST_LIMIT": "5"}
+    )
+    assert (config.federation, config.trust_limit) == ((address_of(SECOND),), 5)
+    many = ",".join(address_of(NodeKey(bytes([number]) * 32).peer_id) for number in range(17))
+    for environ in (
+        {"TESSELLA_FEDERATION": "/ip4/10.0.0.1/tcp/9090"},
+        {"TESSELLA_FEDERATION": many},
+        {"TESSELLA_TRUST_LIMIT": "-1"},
+        {"TESSELLA_TRUST_LIMIT": str(2**53)},
+    ):
+        with pytest.raises(ConfigurationError, match=next(iter(environ))):
+            load_config(OrchestratorConfig, flags={}, environ=environ)
+
+
 def test_threads_are_one_for_each_core_of_the_node_unless_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7}, raising=False)
     assert node_config(flags={"recipe": "f32"}).compute_threads == 4

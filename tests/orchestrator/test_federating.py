@@ -240,7 +240,8 @@ def test_a_partition_heals_without_a_lost_or_a_doubled_credit(tmp_path: Path) ->
             made.pay("B", f"b-{number}")
         await pass_time(120.0)
         assert (made.foreign("A"), made.foreign("B")) == (0, EARNED), "what was proven before still counts"
-        assert (await made.standing("A", "B")).state == "unreachable"
+        standing = await made.standing("A", "B")
+        assert (standing.state, standing.reason) == ("unreachable", "hop_timeout")
         made.fabric.heal()
         await pass_time(30.0)
         assert (made.own("A"), made.foreign("A")) == (21 * EARNED, 20 * EARNED)
