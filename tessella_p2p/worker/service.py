@@ -222,7 +222,7 @@ class Worker:
                 await changed.wait()
 
     async def _drain(self, left: Assignment | None) -> None:
-        """Tell the mesh, and let the open sessions end; ``left`` is what is served no more, where this node goes on with other layers."""
+        """Tell the mesh, and let the open sessions end; ``left`` is served no more, where this node goes on with other layers."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._say_draining)
             if left is not None:
