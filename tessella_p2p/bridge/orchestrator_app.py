@@ -6,9 +6,9 @@ P2P is judged here, in the same order, but for the stream's peer, whom HTTP does
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 import trio
@@ -62,6 +62,7 @@ from tessella_p2p.wire.envelope import peek_signer
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 _PATHS = frozenset({*(route.path for route in ROUTES), METRICS_PATH, OPENAPI_PATH, DOCS_PATH})
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MOVED = [(compile_path(path)[0], path) for path in MOVED]
 
 
@@ -83,7 +84,7 @@ def create_orchestrator_app(
     surface = _Surface(orchestrator, version)
     app = Starlette(
         routes=[
-            *(Route(route.path, surface.endpoint(route), methods=[route.method]) for route in ROUTES),
+            *(Route(path, endpoint, methods=methods) for path, methods, endpoint in surface.endpoints()),
             Route(METRICS_PATH, surface.metrics),
             Route(OPENAPI_PATH, surface.openapi),
             Route(DOCS_PATH, surface.docs),
@@ -106,13 +107,22 @@ class _Surface:
         self._readings = OrchestratorReadings()
         self.http_metrics.registry.register(self._readings)
 
-    def endpoint(self, route: ApiRoute) -> Callable[[Request], Awaitable[Response]]:
-        """What answers ``route``, within the time that a request has over P2P."""
-        answer = {"public": self._public, "signed": self._signed, "operator": self._operator}[route.access]
+    def endpoints(self) -> Iterator[tuple[str, list[str], Endpoint]]:
+        """Each path with its methods and what answers them."""
+        by_path: dict[str, dict[str, ApiRoute]] = {}
+        for route in ROUTES:
+            by_path.setdefault(route.path, {})[route.method] = route
+        for path, routes in by_path.items():
+            yield path, list(routes), self._endpoint(routes)
+
+    def _endpoint(self, routes: Mapping[str, ApiRoute]) -> Endpoint:
+        """What answers ``routes`` of one path, by method, within the time that a request has over P2P."""
+        answers = {"public": self._public, "signed": self._signed, "operator": self._operator}
 
         async def serve(request: Request) -> Response:
+            route = routes["GET" if request.method == "HEAD" else request.method]
             with trio.move_on_after(ORCHESTRATOR_REQUEST_S):
-                return await answer(route, request)
+                return await answers[route.access](route, request)
             raise Overloaded(f"no answer within {ORCHESTRATOR_REQUEST_S:g} s; it may be done or not: ask again")
 
         return serve

@@ -21,8 +21,6 @@ from tessella_p2p.wire.messages.reads import LayerRanges
 from tessella_p2p.wire.messages.types import Count, MicroCredits, Name, Sealed, Tier
 
 _MAX_HEX_BYTES = 32
-_HEX = "^([0-9a-f]{2})*$"
-_BASE64URL = "^[A-Za-z0-9_-]*$"
 
 
 class _Answer(BaseModel):
@@ -198,10 +196,11 @@ class _Schemas(GenerateJsonSchema):
     """Pydantic's schemas, with bytes as they stand in our JSON."""
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        most = schema.get("max_length") or 0
+        least, most = schema.get("min_length", 0), schema.get("max_length", 0)
         if most > _MAX_HEX_BYTES:
-            return {"type": "string", "pattern": _BASE64URL, "description": "a sealed envelope, base64url"}
-        return {"type": "string", "pattern": _HEX, "description": f"{most} bytes in hex"}
+            return {"type": "string", "pattern": "^[A-Za-z0-9_-]*$", "description": "a sealed envelope, base64url"}
+        pattern = f"^([0-9a-f]{{2}}){{{least},{most}}}$"
+        return {"type": "string", "pattern": pattern, "description": f"{most} bytes in hex"}
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         found = super().model_schema(schema)

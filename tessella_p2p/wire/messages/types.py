@@ -51,14 +51,15 @@ def _is_range(value: tuple[int, int]) -> tuple[int, int]:
     return value
 
 
-Peer = Annotated[str, AfterValidator(_is_peer_id)]
+Peer = Annotated[str, AfterValidator(_is_peer_id), Field(json_schema_extra={"format": "peer-id"})]
 Layers = Annotated[tuple[int, int], AfterValidator(_is_range)]
 Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 Session = Annotated[bytes, Field(min_length=16, max_length=16)]
 Sealed = Annotated[bytes, Field(min_length=1, max_length=64 * KIB)]
 """An envelope inside a message."""
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.:/@+-]+$")]
-RequestName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[0-9A-Za-z_.:/@+-]+$")]
+"""Of a model, a recipe, a device, a code: ASCII, so that no two of them look the same."""
+RequestName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_.-]+$")]
 Addresses = Annotated[tuple[Annotated[str, Field(max_length=MAX_ADDRESS_CHARS)], ...], Field(max_length=MAX_ADDRESSES)]
 TimeMs = Annotated[int, Field(ge=0, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
