@@ -22,7 +22,7 @@ from simulations.toy_model import CONTRACT, MODEL_ID, RECIPE, ROOT, ToyCodec, wh
 from simulations.watching import Watch, WatchedLedger, WatchedOrchestrator
 from tessella_p2p.base.errors import StorageError
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import MICRO_PER_CREDIT
+from tessella_p2p.base.limits import MICRO_PER_CREDIT, OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.api import Finished, GenerateRequest
 from tessella_p2p.entry.service import ServedModel
@@ -91,6 +91,7 @@ class MeshShape:
     checkpoint_s: float = 5.0
     hop_timeout_s: float = 10.0
     kv_pages: int | None = None
+    outage_grace_s: float = OUTAGE_GRACE_S
     record: bool = False
     """Keep what the orchestrator receives."""
     audits: AuditPolicy | None = None
@@ -361,6 +362,7 @@ class SimulatedMesh:
             bootstrap=tuple(self.bootstrap_addresses),
             hop_timeout_s=self.shape.hop_timeout_s,
             checkpoint_s=self.shape.checkpoint_s,
+            outage_grace_s=self.shape.outage_grace_s,
         )
 
     # ---- use ----

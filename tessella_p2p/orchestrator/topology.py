@@ -66,7 +66,7 @@ class Topology:
         self._membership = membership
         self._judge = judge
         self._sealed = sealed
-        self._max_streams = max_streams
+        self.max_streams = max_streams
         self._streams: dict[tuple[PeerId, bytes], trio.CancelScope] = {}
         self._listed: dict[bytes, tuple[trio.Event, float, m.Stages]] = {}
 
@@ -106,8 +106,8 @@ class Topology:
             sequence = peek_sequence(raw)
             root = self._judge(raw, stream.peer).manifest_root
             self._stages(root)
-            if len(self._streams) >= self._max_streams and (stream.peer, root) not in self._streams:
-                raise Overloaded(f"{self._max_streams} topology streams are open: ask for the list")
+            if len(self._streams) >= self.max_streams and (stream.peer, root) not in self._streams:
+                raise Overloaded(f"{self.max_streams} topology streams are open: ask for the list")
         except (RemoteProtocolError, RefusalError) as error:
             refused = m.Refused(code=error.code, reason=str(error)[:_MAX_REASON_CHARS])
             await send_message(stream, self._sealed(stream.peer, sequence, refused))

@@ -191,7 +191,7 @@ def test_beyond_the_bound_a_newcomer_is_refused_and_can_ask_for_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(made: Bench) -> None:
-        monkeypatch.setattr(made.orchestrator.topology, "_max_streams", 1)
+        monkeypatch.setattr(made.orchestrator.topology, "max_streams", 1)
         first = await subscriber(made, "first")
         second = await subscriber(made, "second")
         assert isinstance(second.ended, Overloaded)
