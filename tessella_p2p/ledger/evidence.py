@@ -71,18 +71,19 @@ class SettlementTerms:
         orchestrator: whose tickets count, and to whom proofs are addressed.
         total_layers: layers of each model, by manifest root: the stage that ends there is the tail. It may be a live view.
         issuance_per_day: micro-credits that the tickets of one requester may bring into being in one day.
-        lease_issuers: whose leases count; the orchestrator's own always do.
+        lease_issuers: whose leases count; the orchestrator's own always do. None: everybody's, where another one has judged that.
         requester_pays: whether a ticket's requester pays for it, as far as it can, and nothing is brought into being.
     """
 
     orchestrator: PeerId
     total_layers: Mapping[bytes, int]
     issuance_per_day: int = ISSUANCE_PER_REQUESTER_DAY * MICRO_PER_CREDIT
-    lease_issuers: frozenset[PeerId] = frozenset()
+    lease_issuers: frozenset[PeerId] | None = frozenset()
     requester_pays: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lease_issuers", self.lease_issuers | {self.orchestrator})
+        if self.lease_issuers is not None:
+            object.__setattr__(self, "lease_issuers", self.lease_issuers | {self.orchestrator})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: in
     """
     opened = _opened(proof.lease, LEASE, Lease)
     lease = opened.body
-    if opened.signer not in terms.lease_issuers:
+    if terms.lease_issuers is not None and opened.signer not in terms.lease_issuers:
         raise ProofRefused(Code.FOREIGN_LEASE, f"its lease was signed by {opened.signer}")
     if lease.peer_id != worker:
         raise ProofRefused(Code.FOREIGN_LEASE, f"its lease is {lease.peer_id}'s")

@@ -43,8 +43,8 @@ from tessella_p2p.ledger.state import TABLE_NAMES as STATE_TABLES
 from tessella_p2p.ledger.state import LedgerState
 from tessella_p2p.ledger.tables import Tables, decode_row, encode_row
 from tessella_p2p.wire import cbor
-from tessella_p2p.wire.envelope import Envelope, open_envelope, peek_signer
-from tessella_p2p.wire.messages import LEDGER_ENTRY, LEDGER_HEAD, PROOF, LedgerEntry, LedgerHead, Proof
+from tessella_p2p.wire.envelope import Envelope, open_envelope
+from tessella_p2p.wire.messages import LEDGER_ENTRY, LEDGER_HEAD, LedgerEntry, LedgerHead
 
 TABLE_NAMES = ("links", "sealed", "unproven", "mirror", *STATE_TABLES)
 
@@ -292,13 +292,9 @@ class MirroredLedger:
             raise RemoteProtocolError("it pays for a ticket that is forgotten")
         if sealed_proof is None:
             return False
-        _check_settled(change, self._proven(sealed_proof, total_layers, entry.at))
+        terms = SettlementTerms(self._issuer, total_layers, lease_issuers=None)
+        _check_settled(change, verify_proof(sealed_proof, terms, entry.at))
         return True
-
-    def _proven(self, sealed_proof: bytes, total_layers: Mapping[bytes, int], at_ms: int) -> ProvenWork:
-        proof = open_envelope(sealed_proof, PROOF, now_ms=None, audience=self._issuer).message(Proof)
-        terms = SettlementTerms(self._issuer, total_layers, lease_issuers=frozenset({peek_signer(proof.lease)}))
-        return verify_proof(sealed_proof, terms, at_ms)
 
     # ---- Statements against statements ----
 
