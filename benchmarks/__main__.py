@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import trio
 
-from benchmarks import chain, engine, net, orchestrator
+from benchmarks import chain, engine, ledger, net, orchestrator
 from benchmarks.bars import table
 from benchmarks.results import Result, write_json
 from tessella_p2p.base.errors import TessellaError
@@ -30,6 +30,7 @@ GROUPS: Mapping[str, Callable[[int], Awaitable[list[Result]]]] = {
     "chain": lambda rounds: chain.run(rounds, _report),
     "net": lambda rounds: net.run(),
     "orchestrator": orchestrator.run,
+    "ledger": lambda rounds: ledger.run(rounds, _report),
 }
 
 

@@ -57,6 +57,9 @@ BARS: Final[Mapping[str, Bar]] = MappingProxyType(
         "net.hop_added_ms_p50": Bar(0.5, at_least=False),
         "net.throughput_vs_tcp": Bar(0.3, 0.4),
         "orchestrator.grants_per_s": Bar(200.0),
+        "ledger.settlements_batched_per_s": Bar(2000.0),
+        "ledger.open_10m_s": Bar(5.0, at_least=False),
+        "ledger.page_10m_ms": Bar(50.0, at_least=False),
     }
 )
 """By name. `engine.bit_identity_price` has none: it is a price, and is only reported."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage
+from tessella_p2p.ledger.tables import decode_row
 from tessella_p2p.wire.envelope import Message, decode_message, encode_message
 from tessella_p2p.wire.messages import (
     AuditId,
@@ -135,3 +137,15 @@ def decode_entry(data: bytes) -> JournalEntry:
         MalformedMessage: damaged, or written by a newer version.
     """
     return decode_message(JournalEntry, data)
+
+
+def read_entry(data: bytes) -> JournalEntry:
+    """The entry in ``data``, which this program wrote and keeps: without the checks of form that a peer's bytes get.
+
+    Raises:
+        MalformedMessage: damaged, or written by a newer version.
+    """
+    try:
+        return JournalEntry.model_validate(decode_row(data), strict=False)  # its lists are to become tuples
+    except (ValidationError, LocalProtocolError) as error:
+        raise MalformedMessage(f"an entry of the journal is damaged: {type(error).__name__}") from error

@@ -19,7 +19,7 @@ from tessella_p2p.base.limits import (
     TICKET_SETTLE_S,
 )
 from tessella_p2p.ledger.chain import START, Head, SnapshotRow, entry_hash, pack_row, unpack_row
-from tessella_p2p.ledger.changes import ChainBegun, Change, JournalEntry, decode_entry, encode_entry
+from tessella_p2p.ledger.changes import ChainBegun, Change, JournalEntry, encode_entry, read_entry
 from tessella_p2p.ledger.environment import Transaction
 from tessella_p2p.ledger.state import TABLE_NAMES as STATE_TABLES
 from tessella_p2p.ledger.state import LedgerState
@@ -97,7 +97,7 @@ def rewrite_state(transaction: Transaction, *, hashed: bool) -> None:
             since = int.from_bytes(key, "big")
             transaction.put(JOURNAL, key, pack_row(previous, entry))
             previous = entry_hash(previous, chain, since, entry)
-            decoded = decode_entry(entry)
+            decoded = read_entry(entry)
             state.apply(decoded.change, decoded.at)
 
 
@@ -130,13 +130,13 @@ def begin_chain(transaction: Transaction, at_ms: int) -> Head:
 def read_entries(transaction: Transaction, since: int, limit: int) -> list[tuple[int, JournalEntry]]:
     """Up to ``limit`` entries with their sequences, after sequence ``since``."""
     rows = transaction.scan(JOURNAL, _key(since + 1), limit)
-    return [(int.from_bytes(key, "big"), decode_entry(unpack_row(row)[1])) for key, row in rows]
+    return [(int.from_bytes(key, "big"), read_entry(unpack_row(row)[1])) for key, row in rows]
 
 
 def read_newest(transaction: Transaction, before: int | None, limit: int) -> list[tuple[int, JournalEntry]]:
     """Up to ``limit`` entries below sequence ``before``, the newest first."""
     rows = transaction.scan_back(JOURNAL, b"" if before is None else _key(before), limit)
-    return [(int.from_bytes(key, "big"), decode_entry(unpack_row(row)[1])) for key, row in rows]
+    return [(int.from_bytes(key, "big"), read_entry(unpack_row(row)[1])) for key, row in rows]
 
 
 def read_snapshot(transaction: Transaction, since: int, limit: int) -> list[SnapshotRow]:
@@ -174,7 +174,7 @@ def drop_old_proofs(transaction: Transaction, now_ms: int) -> None:
 
 def _written_at(transaction: Transaction, key: bytes) -> int:
     row = transaction.get(JOURNAL, key)
-    return 0 if row is None else decode_entry(unpack_row(row)[1]).at
+    return 0 if row is None else read_entry(unpack_row(row)[1]).at
 
 
 def _key(sequence: int) -> bytes:

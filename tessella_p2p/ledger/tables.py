@@ -11,6 +11,8 @@ from typing import Protocol
 
 import cbor2
 
+from tessella_p2p.base.errors import LocalProtocolError
+
 
 def encode_row(value: object) -> bytes:
     """The bytes of a row's value: numbers, strings and lists of them, no map, so that one value has one encoding."""
@@ -18,8 +20,16 @@ def encode_row(value: object) -> bytes:
 
 
 def decode_row(row: bytes) -> object:
-    """The value of a row that this program wrote; without the checks that a peer's bytes get."""
-    return cbor2.loads(row)
+    """The value of a row that this program wrote; without the checks that a peer's bytes get.
+
+    Raises:
+        LocalProtocolError: the row is damaged.
+    """
+    try:
+        value: object = cbor2.loads(row)
+    except (cbor2.CBORError, ValueError) as error:
+        raise LocalProtocolError(f"a row of the ledger is damaged: {type(error).__name__}") from error
+    return value
 
 
 class Tables(Protocol):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 import trio
@@ -41,6 +42,10 @@ class Settling:
         """What this part answers."""
         return {m.SessionGrant: self._grant, m.WorkDone: self._settle, m.ReadCredits: self._credits}
 
+    def trust_leases_of(self, others: frozenset[PeerId]) -> None:
+        """Replace the other orchestrators under whose leases work is paid."""
+        self._terms = replace(self._terms, lease_issuers=others)
+
     async def run(self) -> None:
         """Forget tickets that can no longer settle, until cancelled."""
         context = self._context
@@ -71,18 +76,19 @@ class Settling:
         judged = await context.run_blocking(lambda: context.store.settle(request.proofs, self._terms, now_ms))
         for raw, one in zip(request.proofs, judged, strict=True):
             context.outcomes[f"proof:{one.settled.status}"] += 1
-            _LOG.log(
-                logging.INFO if one.settled.status in ("settled", "duplicate") else logging.WARNING,
-                "proof_judged",
-                worker=one.worker,
-                uploader=peer,
-                status=one.settled.status,
-                micro_credits=one.settled.micro_credits,
-                code=one.settled.code,
-                reason=one.settled.reason,
-            )
+            if one.settled.status not in ("settled", "duplicate"):
+                _LOG.warning(
+                    "proof_judged",
+                    worker=one.worker,
+                    uploader=peer,
+                    status=one.settled.status,
+                    micro_credits=one.settled.micro_credits,
+                    code=one.settled.code,
+                    reason=one.settled.reason,
+                )
             for observer in self.observers:
                 observer(raw, one)
+        _LOG.info("proofs_judged", uploader=peer, statuses=dict(Counter(one.settled.status for one in judged)))
         return m.WorkSettled(results=tuple(one.settled for one in judged))
 
     async def _credits(self, peer: PeerId, _: m.ReadCredits) -> m.OrchestratorAnswer:
