@@ -45,7 +45,7 @@ def orchestrator(ctx: click.Context, /, config_file: Path | None, **typed: Any) 
     """Run an orchestrator, or back its ledger up.
 
     It admits workers, splits the model among them, mints tickets and keeps the ledger; it never sees a prompt, a token or a tensor.
-    At SIGHUP it reads its allow-list, admin token and log level again.
+    At SIGHUP it reads its allow-list, federation, admin token and log level again.
     """
     reread = partial(configured, OrchestratorConfig, config_file, _with_model(ctx, typed))
     config = reread()

@@ -268,14 +268,37 @@ class Mirrors:
         map_size_bytes: int = MIRROR_MAP_BYTES,
         sync: bool = True,
     ) -> None:
+        self._folder = folder
+        self._map_size_bytes = map_size_bytes
+        self._sync = sync
         self._trust_limit = trust_limit
         self.mirrors: dict[PeerId, Mirror] = {}
+        """By issuer; replaced, not changed, for other threads read it."""
+        self._left: dict[PeerId, Mirror] = {}
         for issuer in dict.fromkeys(issuers):
-            self.mirrors[issuer] = Mirror(folder / issuer, issuer, map_size_bytes=map_size_bytes, sync=sync)
+            self.follow(issuer)
+
+    def follow(self, issuer: PeerId) -> Mirror:
+        """Follow one more orchestrator, from where its mirror stands.
+
+        Raises:
+            StorageError: the mirror cannot be opened.
+        """
+        mirror = self._left.pop(issuer, None) or Mirror(
+            self._folder / issuer, issuer, map_size_bytes=self._map_size_bytes, sync=self._sync
+        )
+        self.mirrors = {**self.mirrors, issuer: mirror}
+        return mirror
+
+    def leave(self, issuer: PeerId) -> None:
+        """Follow an orchestrator no more: nothing of it counts, and its mirror stays on disk."""
+        # Whoever reads it now may go on: it is closed with the others.
+        self._left[issuer] = self.mirrors[issuer]
+        self.mirrors = {other: mirror for other, mirror in self.mirrors.items() if other != issuer}
 
     def close(self) -> None:
         """Close every mirror."""
-        for mirror in self.mirrors.values():
+        for mirror in (*self.mirrors.values(), *self._left.values()):
             mirror.close()
 
     def foreign(self, peer: PeerId) -> int:

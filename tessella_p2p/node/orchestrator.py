@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
+from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,7 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
         held_key(config.keypair_path) as key,
         closing(LedgerStore(config.data_dir / "ledger")) as store,
         closing(OperatorLog(config.data_dir / OPERATOR_LOG)) as operator_log,
-        closing(_mirrors(config, key.peer_id)) as mirrors,
+        closing(_mirrors(config, federation := _federation(config, key.peer_id))) as mirrors,
     ):
         artifact = await open_artifact(config, config.models_dir)
         with artifact:
@@ -78,12 +79,10 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
                 sequencer=sequencer,
                 operator_log=operator_log,
                 mirrors=mirrors,
-                federation={other.peer_id: other.address for other in map(parse_peer_address, config.federation)},
+                federation=federation,
                 audits=audits,
             )
             orchestrator.operating.admin_token = config.admin_token
-            if reread is not None:
-                await nursery.start(reload_on_hangup, config, partial(_reload, orchestrator, reread))
             discovery = Discovery(
                 network,
                 SystemClock(),
@@ -91,6 +90,9 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
                 pins=orchestrator.federating.peers | {key.peer_id},
                 bootstrap=config.bootstrap,
             )
+            if reread is not None:
+                reload = partial(_reload, orchestrator, discovery, key.peer_id, reread)
+                await nursery.start(reload_on_hangup, config, reload)
             await nursery.start(discovery.run)
             await nursery.start(orchestrator.run)
             nursery.start_soon(save_sequences, sequencer, store)
@@ -116,24 +118,33 @@ def _tolerances(path: Path | None) -> Tolerances:
         raise ConfigurationError(f"audit_tolerances: {path}: {error}") from error
 
 
-def _mirrors(config: OrchestratorConfig, own: PeerId) -> Mirrors:
-    """What is kept of the orchestrators that are followed.
+def _mirrors(config: OrchestratorConfig, federation: Iterable[PeerId]) -> Mirrors:
+    return Mirrors(config.data_dir / "federation", federation, config.trust_limit * MICRO_PER_CREDIT)
+
+
+def _federation(config: OrchestratorConfig, own: PeerId) -> dict[PeerId, str | None]:
+    """The orchestrators that are followed, and where they are dialled.
 
     Raises:
         ConfigurationError: this orchestrator is one of them.
     """
-    issuers = [parse_peer_address(other).peer_id for other in config.federation]
-    if own in issuers:
+    federation: dict[PeerId, str | None] = {
+        other.peer_id: other.address for other in map(parse_peer_address, config.federation)
+    }
+    if own in federation:
         raise ConfigurationError(f"federation names {own}, which is this orchestrator: leave it out")
-    return Mirrors(config.data_dir / "federation", issuers, config.trust_limit * MICRO_PER_CREDIT)
+    return federation
 
 
-async def _reload(orchestrator: Orchestrator, reread: Reread) -> OrchestratorConfig:
+async def _reload(orchestrator: Orchestrator, discovery: Discovery, own: PeerId, reread: Reread) -> OrchestratorConfig:
     """Read the settings again and put into effect what can be; see `RELOADED`."""
     async with orchestrator.operating.action("signal SIGHUP", "reload", {}):
         config = await in_thread(reread)
+        federation = _federation(config, own)
         orchestrator.operating.admin_token = config.admin_token
         set_log_level(config.log_level)
+        await orchestrator.repin(federation)
+        discovery.view.pins = orchestrator.federating.peers | {own}
         await orchestrator.admit_only(frozenset(config.allow) or None)
     return config
 

@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from tessella_p2p.base.errors import (
+    LocalProtocolError,
     NotAuthorized,
     RemoteProtocolError,
     StorageError,
@@ -46,10 +47,10 @@ class _Followed:
     client: OrchestratorClient
     mirror: Mirror
     address: str | None
+    lock: trio.Lock
+    """One page, or one rumour, at a time; it outlives this entry, as the mirror does."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Of the following; cancelled once it is followed no more."""
-    lock: trio.Lock = field(default_factory=trio.Lock)
-    """One page, or one rumour, at a time."""
     pulled_at: int | None = None
     trouble: str | None = None
     heard: dict[PeerId, bytes] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Federating:
         self._mirrors = mirrors
         self._total_layers = total_layers
         self._nursery: trio.Nursery | None = None
+        self._locks: dict[PeerId, trio.Lock] = {}
         # Replaced, not changed: whoever goes through it may wait meanwhile.
         self._followed: dict[PeerId, _Followed] = {}
         for issuer, mirror in {} if mirrors is None else mirrors.mirrors.items():
@@ -137,7 +139,7 @@ class Federating:
     def _entry(self, issuer: PeerId, mirror: Mirror, address: str | None) -> _Followed:
         context = self._context
         client = OrchestratorClient(context.network, context.key, context.clock, context.sequencer, issuer, address)
-        return _Followed(client, mirror, address)
+        return _Followed(client, mirror, address, self._locks.setdefault(issuer, trio.Lock()))
 
     def _drop(self, issuer: PeerId) -> None:
         self._followed[issuer].scope.cancel()

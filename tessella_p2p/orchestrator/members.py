@@ -101,6 +101,10 @@ class Members:
         self._issuers = lease_issuers | {key.peer_id}
         self._roster = Roster()
 
+    def trust_leases_of(self, others: frozenset[PeerId]) -> None:
+        """Replace the other orchestrators by whose leases a worker is taken in; who is in stays."""
+        self._issuers = others | {self._leases.issuer}
+
     def restore(self, assignments: Mapping[PeerId, Assignment], now_ms: int) -> list[MemberEffect]:
         """Take up what was durable when the orchestrator's process before ended; call it once, before the first event.
 

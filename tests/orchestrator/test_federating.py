@@ -462,3 +462,30 @@ def test_one_that_does_not_answer_holds_up_no_other(tmp_path: Path) -> None:
         assert made.foreign("B") == EARNED
 
     run_federation(scenario, tmp_path, {"A": "B", "B": "AC"})
+
+
+def test_pins_are_replaced_while_it_runs(tmp_path: Path) -> None:
+    """What SIGHUP does: a new one is followed at once, one that left counts no more and may come back where it was left."""
+
+    async def scenario(made: Federated) -> None:
+        made.pay("B", "request-1")
+        await pass_time()
+        orchestrator = made.running["A"].orchestrator
+        assert made.foreign("A") == 0
+        where = {KEYS["B"].peer_id: ADDRESSES["B"]}
+        for _ in range(2):
+            await orchestrator.repin(where)
+            await pass_time()
+            assert made.foreign("A") == made.own("B") > 0
+            assert (await made.standing("A", "B")).state == "following"
+            await orchestrator.repin(where)  # the same again changes nothing
+            await orchestrator.repin({KEYS["B"].peer_id: None})  # and of another address the ledger is the same
+            await pass_time()
+            assert (await made.standing("A", "B")).state == "following"
+            await orchestrator.repin({})
+            assert made.foreign("A") == 0
+            assert orchestrator.federating.peers == frozenset()
+            made.pay("B", f"request-{made.own('B')}")
+            await pass_time()
+
+    run_federation(scenario, tmp_path, {"A": "", "B": "A"})
