@@ -45,7 +45,6 @@ from tessella_p2p.bridge.orchestrator_requests import (
     sealed_of_header,
 )
 from tessella_p2p.bridge.orchestrator_routes import (
-    DEFAULT_DEVICE,
     DOCS_PATH,
     ENVELOPE_HEADER,
     METRICS_PATH,
@@ -136,16 +135,10 @@ class _Surface:
     async def metrics(self, _: Request) -> Response:
         """Counters, in Prometheus' text format."""
         orchestrator = self._orchestrator
-        counters = await orchestrator.read(m.ReadMetrics())
-        models = await orchestrator.read(m.ListModels())
-        assert isinstance(counters, m.Metrics)
-        assert isinstance(models, m.Models)
-        health = [
-            await orchestrator.read(m.ReadModelHealth(model_id=model.model_id, device=DEFAULT_DEVICE))
-            for model in models.models
-        ]
-        self._readings.counters = counters.counters
-        self._readings.health = tuple(one for one in health if isinstance(one, m.ModelHealth))
+        answer = await orchestrator.read(m.ReadMetrics())
+        assert isinstance(answer, m.Metrics)
+        self._readings.counters = answer.counters
+        self._readings.coverage = orchestrator.reading.coverage()
         return Response(self.http_metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def openapi(self, _: Request) -> Response:

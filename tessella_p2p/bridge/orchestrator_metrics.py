@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tessella_p2p.bridge.orchestrator_routes import REQUEST_KINDS
-from tessella_p2p.wire import messages as m
+from tessella_p2p.model.coverage import Coverage
 
 
 @dataclass(slots=True, eq=False)
@@ -17,12 +17,12 @@ class OrchestratorReadings(Collector):
     """What the orchestrator said last; it is asked before each scrape."""
 
     counters: tuple[tuple[str, int], ...] = ()
-    health: tuple[m.ModelHealth, ...] = ()
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
     def collect(self) -> Iterator[Metric]:
         """Every metric."""
         yield from counter_metrics(self.counters)
-        yield from coverage_metrics(self.health)
+        yield from coverage_metrics(self.coverage)
 
 
 def counter_metrics(counters: Iterable[tuple[str, int]]) -> Iterator[Metric]:
@@ -47,12 +47,12 @@ def counter_metrics(counters: Iterable[tuple[str, int]]) -> Iterator[Metric]:
     yield from (requests, proofs, members, events)
 
 
-def coverage_metrics(health: Iterable[m.ModelHealth]) -> Iterator[Metric]:
+def coverage_metrics(coverage: Mapping[str, Coverage]) -> Iterator[Metric]:
     """How much of each model is served."""
     layers = GaugeMetricFamily(
         "tessella_orchestrator_layers", "Layers of a model, and those served", labels=("model", "which")
     )
-    for model in health:
-        layers.add_metric((model.model_id, "total"), model.total_layers)
-        layers.add_metric((model.model_id, "covered"), model.covered_layers)
+    for model_id, walked in coverage.items():
+        layers.add_metric((model_id, "total"), walked.total_layers)
+        layers.add_metric((model_id, "covered"), walked.num_covered)
     yield layers

@@ -121,7 +121,9 @@ def _request_schema(route: ApiRoute, schemas: j.Schemas) -> Json:
     """The fields of the route's message as an object; those that the route fills in are not required."""
     j.schema_of(route.request, schemas)
     whole = schemas.pop(route.request.__name__)
-    properties = {name: _without_null(schema) for name, schema in whole.get("properties", {}).items()}
+    properties = dict(whole.get("properties", {}))
+    if route.method == "GET":
+        properties = {name: _without_null(schema) for name, schema in properties.items()}
     required = [
         name for name, given in route.request.model_fields.items() if given.is_required() and name not in route.defaults
     ]
@@ -131,7 +133,7 @@ def _request_schema(route: ApiRoute, schemas: j.Schemas) -> Json:
 
 
 def _without_null(schema: Json) -> Json:
-    """What may be absent is left out of a request, not given as null."""
+    """A parameter that may be absent is left out; it cannot be null."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     return kinds[0] if len(kinds) == 1 else {name: value for name, value in schema.items() if name != "title"}
 

@@ -49,6 +49,14 @@ class Reading:
             m.ReadMetrics: self._metrics,
         }
 
+    def coverage(self) -> dict[str, Coverage]:
+        """The walk over the healthy stages of each model, by its name."""
+        own = self._context.recipe
+        return {
+            model.model_id: self._membership.coverage(model.manifest_root, recipe_of(model, None, own))
+            for model in self._catalogue.models()
+        }
+
     async def _peers(self, _: PeerId, request: m.ListPeers) -> m.Peers:
         members = self._membership.members()
         groups = replica_groups(members)
@@ -79,14 +87,14 @@ class Reading:
 
     async def _health(self, _: PeerId, request: m.ReadModelHealth) -> m.ModelHealth:
         model = self._catalogue.by_name(request.model_id)
-        recipe = request.recipe or self._context.recipe
+        recipe = recipe_of(model, request.recipe, self._context.recipe)
         terms = model.terms_for(recipe, request.device)
         coverage = self._membership.coverage(model.manifest_root, recipe)
         return model_health(model, recipe, request.device, terms, coverage)
 
     async def _preview(self, _: PeerId, request: m.PreviewAssignment) -> m.AssignmentPreview:
         model = self._catalogue.by_name(request.model_id)
-        recipe = request.recipe or self._context.recipe
+        recipe = recipe_of(model, request.recipe, self._context.recipe)
         terms = model.terms_for(recipe, request.device)
         core = self._membership.core
         layers = core.preview(model, recipe, terms, request.vram_mb)
@@ -121,6 +129,13 @@ class Reading:
 
 
 # ---- Pure ----
+
+
+def recipe_of(model: ServedModel, wanted: str | None, own: str) -> str:
+    """The recipe that a request is about: the one that it names, or the orchestrator's own, or else the model's first one."""
+    if wanted is not None:
+        return wanted
+    return own if model.serves(own) else model.recipes[0]
 
 
 def is_dialled(member: Member, model_id: str) -> bool:

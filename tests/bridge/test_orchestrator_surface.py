@@ -550,3 +550,16 @@ async def test_the_document_describes_every_route(tmp_path: Path) -> None:
     assert len(described) == len(ROUTES) + 6
     references = set(re.findall(r'"#/components/schemas/(\w+)"', answered.body.decode()))
     assert references <= set(document["components"]["schemas"])
+
+
+async def test_a_model_without_the_orchestrators_recipe_is_told_of_under_its_own(tmp_path: Path) -> None:
+    terms = {"recipe": "q8_0", "device": "cuda", "layer_mb": 4, "kv_mb": 1, "embedding_mb": 8, "head_mb": 8}
+    body = {"model_id": "second", "manifest_root": "ab" * 32, "contract_hash": "cd" * 32, "total_layers": 12}
+    async with world(tmp_path) as mesh:
+        assert (await mesh.operate("POST", "/weights/manifest", {**body, "terms": [terms]})).status == 200
+        health = (await mesh.get("/model_health", model_id="second", device="cuda")).json()
+        other_device = await mesh.get("/model_health", model_id="second", device="metal")
+        metrics = await mesh.get("/metrics")
+    assert (health["recipe"], health["total_layers"]) == ("q8_0", 12)
+    assert other_device.status == 404
+    assert b'tessella_orchestrator_layers{model="second",which="covered"} 0.0' in metrics.body
