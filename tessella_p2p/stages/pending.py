@@ -170,6 +170,8 @@ class WaitingOpens:
     def put(self, command: Command, tier: Tier) -> None:
         """Wait. Raises `Overloaded` where too many of the tier do."""
         self._queue.put(command, tier)
+        if self._queue.peek() is command:
+            self.retry_at = -inf  # for this one there may be room
 
     def take(self, places: int, now: float) -> list[Command]:
         """Those who get a place now."""

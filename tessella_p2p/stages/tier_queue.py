@@ -66,14 +66,23 @@ class TierQueue(Generic[T]):
         line.append(item)
 
     def put_back(self, item: T, tier: Tier) -> None:
-        """Return what was taken just now; of several, the last one first."""
+        """Return what was taken just now; of several, the last one first. Who comes now is not behind it for having been taken."""
         if self._lines[tier]:
             self._ends[tier] -= _STRIDES[tier]
+        self._now = min(self._now, self._ends[tier] - _STRIDES[tier])
         self._lines[tier].appendleft(item)
 
-    def take(self) -> T | None:
+    def peek(self) -> T | None:
         """Whose turn it is; None when nobody waits."""
-        tier = min((tier for tier, line in self._lines.items() if line), key=self._ends.__getitem__, default=None)
+        tier = self._next()
+        return None if tier is None else self._lines[tier][0]
+
+    def _next(self) -> Tier | None:
+        return min((tier for tier, line in self._lines.items() if line), key=self._ends.__getitem__, default=None)
+
+    def take(self) -> T | None:
+        """Whose turn it is, and is over with that; None when nobody waits."""
+        tier = self._next()
         if tier is None:
             return None
         line, self._now = self._lines[tier], self._ends[tier]

@@ -213,3 +213,38 @@ async def test_full_stages_and_leaving_ones_are_not_reported(tmp_path: Path, clo
         await pass_time(2 * REPORT_PERIOD_S)
         assert mesh.orchestrator is not None
         assert not mesh.orchestrator.membership.reported_failures
+
+
+# ---- tiers ----
+
+
+async def test_at_a_full_stage_the_higher_tier_gets_the_place_that_becomes_free(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    async with loaded_mesh(tmp_path, clock, kv_pages=1) as mesh:  # room for one session
+        holder, standard, leech = mesh.nodes
+        await mesh.ask(holder, PROMPT, 12)
+        await eventually(lambda: all(mesh.store.account(node.peer_id).micro_credits > 0 for node in mesh.nodes))
+        owes = mesh.store.account(leech.peer_id).micro_credits
+        mesh.store.slash(leech.peer_id, owes, "to be a leech", "operator", mesh.date().unix_ms())
+        order: list[tuple[str, str]] = []
+
+        async def hold() -> None:
+            assert await ask_slowly(mesh, PROMPT, 12, {3: 5.0}) == mesh.expected(PROMPT, 12)
+            order.append(("holder", ""))
+
+        async def ask(node: SimulatedNode, name: str) -> None:
+            finished = await mesh.ask(node, [7, *PROMPT], 12)
+            assert finished.token_ids == mesh.expected([7, *PROMPT], 12)
+            order.append((name, finished.tier))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold)
+            await pass_time(1.0)
+            nursery.start_soon(ask, leech, "leech")
+            await pass_time(1.0)
+            nursery.start_soon(ask, standard, "standard")
+            await pass_time(2.0)
+            assert [stage_of(node).num_waiting_opens for node in mesh.nodes].count(2) == 1, "both wait at the head"
+        assert order == [("holder", ""), ("standard", "Standard"), ("leech", "Leech")]
+        assert not failures(mesh)

@@ -115,6 +115,36 @@ def test_what_is_put_back_in_reverse_comes_out_as_if_it_had_not_been_taken(
     assert [queue.take() for _ in range(len(queue))] == left
 
 
+def test_a_leech_that_was_taken_and_put_back_does_not_get_before_a_vip_that_came_meanwhile() -> None:
+    queue: TierQueue[str] = TierQueue(10)
+    queue.put("leech", "Leech")
+    for _ in range(5):
+        assert queue.take() == "leech"
+        queue.put_back("leech", "Leech")
+    queue.put("vip", "VIP")
+    queue.put("standard", "Standard")
+    assert take_all(queue) == ["vip", "standard", "leech"]
+
+
+@given(st.lists(st.tuples(TIERS, st.booleans()), min_size=1, max_size=60))
+def test_nobody_starves_where_places_are_too_small_again_and_again(others: list[tuple[Tier, bool]]) -> None:
+    queue: TierQueue[tuple[str, Tier]] = TierQueue(10_000)
+    queue.put(("mine", "Leech"), "Leech")
+    served = 0
+    for number in range(10 * TOTAL_SHARES):
+        tier, fits = others[number % len(others)]
+        queue.put(("other", tier), tier)
+        taken = queue.take()
+        assert taken is not None
+        if not fits and number % 7:
+            queue.put_back(taken, taken[1])
+            continue
+        served += 1
+        if taken[0] == "mine":
+            return
+        assert served <= TOTAL_SHARES + LATE
+
+
 def test_a_crowd_of_one_tier_takes_no_room_of_another() -> None:
     queue: TierQueue[str] = TierQueue(3)
     for _ in range(3):

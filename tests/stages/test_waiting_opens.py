@@ -170,6 +170,28 @@ async def test_an_open_that_finds_a_place_but_no_pages_waits_until_the_others_ar
         assert isinstance(result.output, Sampled)
 
 
+async def test_a_higher_tier_that_fits_does_not_wait_behind_a_lower_one_that_does_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with full_stage(8, num_pages=3) as service, trio.open_nursery() as nursery:
+        arrivals = Arrivals(service, nursery)
+
+        async def come_large() -> None:
+            await service.open(key_of(20), 2 * PAGE_POSITIONS, tier="Leech", wait_s=WAIT_S)
+            arrivals.got_in.append(20)
+
+        nursery.start_soon(come_large)
+        await trio.testing.wait_all_tasks_blocked()
+        await arrivals.leave(0)
+        assert not arrivals.got_in, "one page is not enough for it"
+        await arrivals.come(21, "Leech", wait_s=0.0)
+        assert arrivals.refused == [21], "of its own tier, nobody gets before it"
+        await arrivals.come(22, "VIP", wait_s=0.0)
+        assert arrivals.got_in == [22]
+        await arrivals.leave(1, 22)
+        assert arrivals.got_in == [22, 20]
+
+
 async def test_pages_that_become_free_go_to_those_who_wait_in_their_order(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
