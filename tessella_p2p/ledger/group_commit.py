@@ -40,6 +40,12 @@ class GroupCommit(Generic[T, R]):
         self._turn = threading.Lock()
         self._waiting: list[_Waiting[T, R]] = []
 
+    @property
+    def waiting(self) -> int:
+        """How many items wait for the next commit."""
+        with self._list:
+            return len(self._waiting)
+
     def submit(self, item: T) -> R:
         """The result of ``item``, once it is durable; blocks.
 

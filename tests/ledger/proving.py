@@ -85,8 +85,17 @@ def lease(
     recipe: str = RECIPE,
     at: int = NOW - 60_000,
     ttl_ms: int = 600_000,
+    canary: bool = False,
 ) -> bytes:
-    body = Lease(serial=1, peer_id=worker.peer_id, model_id="toy", manifest_root=root, recipe=recipe, layers=layers)
+    body = Lease(
+        serial=1,
+        peer_id=worker.peer_id,
+        model_id="toy",
+        manifest_root=root,
+        recipe=recipe,
+        layers=layers,
+        canary=canary,
+    )
     return seal(signer, LEASE, body, sequence=1, now_ms=at, ttl_ms=ttl_ms)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.ledger.accounts import ISSUANCE
+from tessella_p2p.ledger.accounts import ISSUANCE, Transfer
+from tessella_p2p.ledger.changes import Slashed
 from tessella_p2p.ledger.evidence import Code, ProofRefused, SettlementTerms, verify_proof
 from tessella_p2p.ledger.settlement import expire
 from tessella_p2p.wire.keys import NodeKey
@@ -248,6 +249,93 @@ def test_a_lease_of_another_orchestrator_is_refused() -> None:
 )
 def test_work_outside_a_lease_is_refused(wrong: bytes, code: Code) -> None:
     assert refused_code(seal_proof(proof_body(sealed_lease=wrong), MIDDLE), NOW + HOUR) == code
+
+
+def test_work_under_a_lease_of_a_federated_orchestrator_is_paid() -> None:
+    other = key_of("other orchestrator")
+    terms = SettlementTerms(ORCHESTRATOR.peer_id, {ROOT: LAYERS}, lease_issuers=frozenset({other.peer_id}))
+    assert terms.lease_issuers == frozenset({other.peer_id, ORCHESTRATOR.peer_id})
+    foreign = proof_body(sealed_lease=lease(MIDDLE, (10, 20), signer=other))
+    assert PaperLedger(terms).settle(seal_proof(foreign, MIDDLE)).status == "settled"
+    stranger = proof_body(sealed_lease=lease(MIDDLE, (10, 20), signer=key_of("stranger")))
+    assert PaperLedger(terms).settle(seal_proof(stranger, MIDDLE)).code == Code.FOREIGN_LEASE
+
+
+def test_the_work_of_a_canary_is_refused() -> None:
+    body = proof_body(sealed_lease=lease(MIDDLE, (10, 20), canary=True))
+    assert refused_code(seal_proof(body, MIDDLE)) == Code.CANARY
+
+
+# ---- The requester pays ----
+
+PAYING = SettlementTerms(ORCHESTRATOR.peer_id, {ROOT: LAYERS}, requester_pays=True)
+
+
+def paying_ledger(micro_credits: int) -> PaperLedger:
+    """A ledger in which the requester has so much, and pays."""
+    ledger = PaperLedger(PAYING)
+    if micro_credits:
+        ledger.state.accounts.apply(Transfer(ISSUANCE, REQUESTER.peer_id, micro_credits))
+    return ledger
+
+
+def test_a_requester_that_pays_is_charged_what_the_workers_get() -> None:
+    each = credits_for(TEN_LAYERS, 300)
+    ledger = paying_ledger(4 * each)
+    for index, stage in enumerate(ROUTE):
+        assert ledger.settle(seal_proof(proof_body(index), stage.key)).micro_credits == each
+        assert ledger.balance(stage.key) == each
+    assert ledger.balance(REQUESTER) == each
+    assert ledger.state.accounts.get(ISSUANCE).micro_credits == -4 * each
+    assert ledger.state.issued(REQUESTER.peer_id, NOW // (24 * HOUR)) == 0
+    assert ledger.settle(seal_proof(proof_body(0), ROUTE[0].key)).status == "duplicate"
+    assert ledger.balance(REQUESTER) == each
+
+
+def test_a_requester_that_cannot_pay_never_goes_below_zero_and_the_rest_waits() -> None:
+    each = credits_for(TEN_LAYERS, 300)
+    ledger = paying_ledger(credits_for(TEN_LAYERS, 250) + 9_999)
+    proof = seal_proof(proof_body(), MIDDLE)
+    partly = ledger.settle(proof)
+    assert (partly.status, partly.code) == ("held", Code.REQUESTER_CANNOT_PAY)
+    assert partly.micro_credits == credits_for(TEN_LAYERS, 250)
+    assert ledger.balance(REQUESTER) == 9_999
+    nothing = ledger.settle(seal_proof(proof_body(2), ROUTE[2].key))
+    assert (nothing.status, nothing.micro_credits) == ("held", 0)
+    ledger.state.accounts.apply(Transfer(ISSUANCE, REQUESTER.peer_id, each))
+    paid = ledger.settle(proof)
+    assert (paid.status, paid.micro_credits) == ("settled", each)
+    assert ledger.balance(MIDDLE) == each
+    assert ledger.state.accounts.total() == 0
+
+
+@pytest.mark.parametrize("slashed_to", [0, -1_000_000])
+def test_a_requester_without_credits_pays_nothing(slashed_to: int) -> None:
+    ledger = paying_ledger(0)
+    if slashed_to:
+        ledger.state.apply(Slashed(peer=REQUESTER.peer_id, micro_credits=-slashed_to, reason="", by="operator"), NOW)
+    settled = ledger.settle(seal_proof(proof_body(), MIDDLE))
+    assert (settled.status, settled.code, settled.micro_credits) == ("held", Code.REQUESTER_CANNOT_PAY, 0)
+    assert ledger.balance(REQUESTER) == slashed_to
+
+
+def test_a_requester_that_pays_itself_moves_nothing() -> None:
+    ledger = paying_ledger(0)
+    body = proof_body(0, route=(Stage(REQUESTER, (0, 30)),))
+    assert ledger.settle(seal_proof(body, REQUESTER)).status == "settled"
+    assert ledger.balance(REQUESTER) == 0
+    assert ledger.state.accounts.get(REQUESTER.peer_id).settled_proofs == 1
+
+
+def test_a_ring_cannot_gain_where_the_requester_pays() -> None:
+    each = credits_for(TEN_LAYERS, 100)
+    ledger = paying_ledger(each)
+    for i in range(5):
+        for index, stage in enumerate(ROUTE):
+            body = proof_body(index, positions=900, request_id=f"request-{i}")
+            ledger.settle(seal_proof(body, stage.key))
+    ring = sum(ledger.balance(stage.key) for stage in ROUTE) + ledger.balance(REQUESTER)
+    assert ring == each
 
 
 # ---- Hostile twins: times and amounts ----
