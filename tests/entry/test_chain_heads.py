@@ -326,6 +326,27 @@ async def test_other_candidates_get_the_prompt_only_after_a_pause_and_one_at_a_t
         assert not world.failures()
 
 
+async def test_only_a_stage_that_said_that_it_is_full_is_asked_to_let_the_session_wait(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE, WHOLE]) as world:
+        asked = world.ask(1)
+        began = trio.current_time()
+        hops = []
+        for stage in world.stages:
+            session = await stage.session()
+            hops.append(session.hop)
+            assert session.body.wait_ms == 0, "another one may have a place"
+            await session.hop.send(error_frame(session.body, FULL, stage.peer.peer_id, stage.peer.peer_id))
+        waiting = await world.stages[0].session(hops[0])
+        assert 1000 * (FULL_PATIENCE_S - 2.0) < waiting.body.wait_ms <= 1000 * FULL_PATIENCE_S
+        with trio.move_on_after(waiting.body.wait_ms / 1000 - 1.0):  # the place becomes free in the last second
+            await trio.Event().wait()
+        await finish(waiting)
+        await asked.done.wait()
+        assert asked.token_ids == [7]
+        assert trio.current_time() - began > FULL_PATIENCE_S - 2.0
+        assert not world.failures()
+
+
 async def test_a_mesh_that_stays_full_is_told_to_the_client_within_the_hop_timeout(clock: VirtualClock) -> None:
     async with entry_world(clock, [WHOLE]) as world:
         asked = world.ask(1)

@@ -152,6 +152,7 @@ WRONG_TICKETS: dict[str, tuple[bytes, type[TessellaError]]] = {
     "for another artifact": (ticket(root=bytes(32)), NotAuthorized),
     "for another recipe": (ticket(recipe="int4"), NotAuthorized),
     "for fewer positions": (ticket(max_positions=49), NotAuthorized),
+    "with another tier written over it": (ticket().replace(b"cVIP", b"cVI."), InvalidSignature),
     "too late": (ticket(open_before=NOW), Expired),
     "no ticket": (sealed().open, InvalidSignature),
     "no envelope": (b"ticket", MalformedMessage),
