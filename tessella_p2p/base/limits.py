@@ -367,6 +367,18 @@ ORDER_S = 10.0
 """From the first byte of an order to the last of its answer."""
 MOVE_TIMEOUT_S = 600.0
 """How long a worker may take to load and show the layers that it was ordered to; then the order is forgotten."""
+REPAIR_LOOK_S = 10.0
+"""How often an orchestrator looks for holes that a replica could fill."""
+REPAIR_AFTER_S = 60.0
+"""A hole that is there for so long is repaired: most workers that vanish are back before."""
+REPAIR_PERIOD_S = 60.0
+"""Between two repairs of one mesh."""
+SUSPECT_REPORTERS = 3
+"""So many workers have to report one of them as failing …"""
+SUSPECT_WINDOW_S = 120.0
+"""… within this, for it to be suspected, …"""
+SUSPECT_SHARE = 4
+"""… and one of so many may be suspected at a time."""
 
 # The ledger
 REPUTATION_HALF_LIFE_S = 7 * 24 * 3600.0

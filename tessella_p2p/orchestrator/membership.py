@@ -26,6 +26,7 @@ from tessella_p2p.orchestrator.member import (
     Member,
     MemberEffect,
     MemberEvent,
+    MemberState,
     MoveOrdered,
     RaiseSerialFloor,
     Registered,
@@ -35,6 +36,7 @@ from tessella_p2p.orchestrator.member import (
     TopologyChanged,
 )
 from tessella_p2p.orchestrator.members import Members
+from tessella_p2p.orchestrator.suspicion import Suspicion
 from tessella_p2p.wire import messages as m
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -60,6 +62,8 @@ class Membership:
         """Set, and replaced, whenever a member's state or range is another one."""
         self.reported_failures: Counter[PeerId] = Counter()
         """How often each worker was reported as failing, by others: a counter, not a verdict."""
+        self.suspicion = Suspicion()
+        """Who is reported by several workers at a time; see there for what follows, which is little."""
         self._reports: RateLimit[PeerId] = RateLimit(REPORT_RATE_PER_S, REPORT_BURST)
 
     def handlers(self) -> Handlers:
@@ -221,7 +225,7 @@ class Membership:
         return self.stages(root)
 
     async def _report_failure(self, peer: PeerId, request: m.ReportFailure) -> m.OrchestratorAnswer:
-        """Count a report; nothing else follows from it, for anybody can make it up. What is no worker here takes no room."""
+        """Count a report. Anybody can make one up, so nothing follows from one. What is no worker here takes no room."""
         if not self._reports.allows(peer, trio.current_time()):
             raise Overloaded("you report failures faster than they are counted: wait")
         failed = PeerId(request.peer_id)
@@ -231,5 +235,8 @@ class Membership:
             for gone in [each for each in self.reported_failures if self.core.get(each) is None]:
                 del self.reported_failures[gone]
         self.reported_failures[failed] += 1
+        reporter = self.core.get(peer)
+        if reporter is not None and reporter.state is MemberState.HEALTHY:
+            self.suspicion.report(failed, peer, trio.current_time())
         _LOG.info("failure_reported", peer=failed, by=peer, code=request.code)
         return m.Acknowledged()

@@ -421,7 +421,9 @@ def _safe_moves(total_layers: int, ranges: Counter[LayerRange], left: Sequence[P
     covered = _covered(total_layers, ranges)
     moves: list[PlannedMove] = []
     leaving: Counter[LayerRange] = Counter()
-    for move in left:
+    for move in sorted(
+        left, key=lambda move: ranges[move.after]
+    ):  # what is new first: a whole new chain sets the old one free
         at_a_time = max(1, ranges[move.before] // _COPIES_PER_MOVE)
         if leaving[move.before] == at_a_time or not _is_spare(total_layers, rest, move.before, covered):
             continue

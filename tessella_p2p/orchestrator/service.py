@@ -31,7 +31,7 @@ from tessella_p2p.base.errors import (
     WorkerNotAuthorized,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
+from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S, REPAIR_AFTER_S
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.evidence import SettlementTerms
 from tessella_p2p.ledger.mirrors import Mirrors
@@ -52,6 +52,7 @@ from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.orchestrator.orders import Orders
 from tessella_p2p.orchestrator.publishing import Publishing
 from tessella_p2p.orchestrator.reading import Reading
+from tessella_p2p.orchestrator.resharding import Resharding
 from tessella_p2p.orchestrator.settling import Settling
 from tessella_p2p.orchestrator.terms import ServedModel
 from tessella_p2p.orchestrator.topology import Topology
@@ -91,6 +92,7 @@ class Orchestrator:
         min_stages: how many workers have to register before one is listed, and into how many stages a model is split at least.
         allow: the peers of a private mesh; None admits everybody.
         rules: what is asked of workers besides.
+        repair_after_s: how long a hole stays before a replica is moved to it; None moves nobody unasked.
         recipe: whose coverage `ListStages` answers with.
         sequencer: numbers answers and tickets.
         grant_terms: bounds on tickets.
@@ -116,6 +118,7 @@ class Orchestrator:
         min_stages: int = 1,
         allow: frozenset[PeerId] | None = None,
         rules: MemberRules | None = None,
+        repair_after_s: float | None = REPAIR_AFTER_S,
         grant_terms: GrantTerms | None = None,
         issuance_per_day: int | None = None,
         operator_log: OperatorLog | None = None,
@@ -150,13 +153,16 @@ class Orchestrator:
         self.topology = Topology(self.membership, self._subscription, self._sealed)
         accounting = Accounting(context, self._exclude, self.federating.foreign_balance)
         self._publishing = Publishing(context, self.catalogue, self._roots_in_use)
+        self.orders = Orders(context)
+        self.resharding = Resharding(context, self.catalogue, self.membership, self.orders, repair_after_s)
         operator_handlers = {
+            **self.resharding.operator_handlers(),
             **accounting.handlers(),
             **self._publishing.handlers(),
             **self.federating.operator_handlers(),
         }
+        self.reading = Reading(context, self.catalogue, self.membership)
         self.operating = Operating(context, operator_handlers, operator_log)
-        self.orders = Orders(context)
         self.auditing: Auditing | None = None
         if audits is not None:
             members = self.membership.members
@@ -166,7 +172,7 @@ class Orchestrator:
         self._handlers: dict[type[Message], Handler] = {
             **self.membership.handlers(),
             **self.settling.handlers(),
-            **Reading(context, self.catalogue, self.membership).handlers(),
+            **self.reading.handlers(),
             **self.operating.handlers(),
             **self.federating.handlers(),
             **(self.auditing.handlers() if self.auditing is not None else {}),
@@ -189,6 +195,7 @@ class Orchestrator:
         await self.membership.restore()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.membership.run)
+            nursery.start_soon(self.resharding.run)
             nursery.start_soon(self.settling.run)
             nursery.start_soon(self.federating.run)
             if self.auditing is not None:
@@ -209,6 +216,16 @@ class Orchestrator:
         for member in self.membership.members():
             if allow is not None and member.peer_id not in allow:
                 await self._exclude(member.peer_id)
+
+    async def repin(self, federation: Mapping[PeerId, str | None]) -> None:
+        """Replace the orchestrators of the federation: whose ledgers are followed, whose leases count, who may follow this one.
+
+        Raises:
+            StorageError: what is kept of a new one cannot be opened.
+        """
+        await self.federating.repin(federation)
+        self.membership.core.trust_leases_of(self.federating.peers)
+        self.settling.trust_leases_of(self.federating.peers)
 
     async def _exclude(self, peer: PeerId) -> None:
         await self.membership.exclude(peer)

@@ -101,8 +101,9 @@ class Worker:
             task_status.started()
             try:
                 while True:
-                    assignment, stage = self._successor.take() or (await self._register(), None)
-                    stage = stage or await self._load(assignment)
+                    ordered = self._successor.take()
+                    assignment, stage = ordered or (await self._register(), None)
+                    stage = stage or await self._load(assignment, was_ordered=ordered is not None)
                     if stage is not None:
                         await self._serve(nursery, stage, assignment)
             finally:
@@ -148,12 +149,13 @@ class Worker:
 
     # ---- loading ----
 
-    async def _load(self, assignment: Assignment) -> StageService | None:
+    async def _load(self, assignment: Assignment, *, was_ordered: bool) -> StageService | None:
         """The stage of an assignment, or None, a while after it could not be loaded: the node stays an entry, and tries again."""
         self.assignment, self.state = assignment, "loading"
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._say_loading, assignment)
+                # Who has just registered was heard; who was ordered here has been busy.
+                nursery.start_soon(self._say, assignment, "loading", 0.0 if was_ordered else HEARTBEAT_S)
                 try:
                     return await self._load_stage(assignment.layers)
                 finally:
@@ -167,15 +169,13 @@ class Worker:
         await trio.sleep(_LOAD_RETRY_S)
         return None
 
-    async def _say_loading(self, assignment: Assignment) -> None:
-        """Heartbeats while a range loads, which may take minutes."""
+    async def _say(self, assignment: Assignment, state: Literal["loading", "draining"], delay_s: float = 0.0) -> None:
+        """Heartbeats while a range loads or drains, which may take minutes, until cancelled."""
+        await trio.sleep(delay_s)
         while True:
+            instance, depth = self._registration.instance, self.hops.open_sessions
+            await self._tell(m.Announce(serial=assignment.serial, queue_depth=depth, state=state, instance=instance))
             await trio.sleep(HEARTBEAT_S)
-            await self._tell(self._state_of(assignment, "loading"))
-
-    def _state_of(self, assignment: Assignment, state: Literal["loading", "draining"]) -> m.Announce:
-        instance, depth = self._registration.instance, self.hops.open_sessions
-        return m.Announce(serial=assignment.serial, queue_depth=depth, state=state, instance=instance)
 
     # ---- serving ----
 
@@ -223,11 +223,13 @@ class Worker:
 
     async def _drain(self, left: Assignment | None) -> None:
         """Tell the mesh, and let the open sessions end; ``left`` is served no more, where this node goes on with other layers."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._say_draining)
+        async with trio.open_nursery() as heartbeats:
             if left is not None:
-                nursery.start_soon(self._tell, self._state_of(left, "draining"))
-            await self.hops.drain(LEAVE_GRACE_S if left is None else DRAIN_GRACE_S)
+                heartbeats.start_soon(self._say, left, "draining")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._say_draining)
+                await self.hops.drain(LEAVE_GRACE_S if left is None else DRAIN_GRACE_S)
+            heartbeats.cancel_scope.cancel()
 
     async def _say_draining(self) -> None:
         with trio.move_on_after(_GOODBYE_S):

@@ -322,3 +322,11 @@ def test_many_layers_are_laid_out_without_looking_at_every_cut(total: int) -> No
     plan = plan_rebalance(total, holders)
     assert plan.dearest_after == -(-total // 3)
     assert lay_out([LayerRange(0, total)], holders[:1], total - 1) is None
+
+
+def test_the_new_chain_is_whole_before_the_last_copy_of_the_old_one_goes() -> None:
+    """Four copies of the whole model, whose workers have no room for a second range, become three stages: nothing is ever lost."""
+    claim_mb = EVEN.claim_mb(LayerRange(0, TOTAL))
+    plan = plan_rebalance(TOTAL, [holder(name, 0, TOTAL, claim_mb=claim_mb) for name in "abcd"], min_stages=3)
+    assert not any(move.beside for move in plan.moves)
+    assert not any(wave.together for wave in plan.waves)
