@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,17 @@ from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import MAX_WAITING_AUDITS
 from tessella_p2p.model.gguf import GgmlType
 from tessella_p2p.model.recipe import RECIPES
+from tessella_p2p.net.framing import receive_message, send_message
+from tessella_p2p.net.network import Stream
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.stages.canary import dressed
-from tessella_p2p.stages.engine import SessionKey
+from tessella_p2p.stages.engine import SessionKey, StageEngine
 from tessella_p2p.stages.loading import load_engine
 from tessella_p2p.stages.toy import ToyEngine
 from tessella_p2p.wire import messages as m
+from tessella_p2p.wire import protocols
+from tessella_p2p.wire.envelope import peek_sequence, seal
+from tessella_p2p.wire.frames import DType, Frame, Kind, TraceEntry, encode_frame
 from tests.model.tiny_gguf import write_tiny_llama
 from tests.stages.openings import STAGES, key_of
 from tests.worker.audit_world import (
@@ -444,3 +452,122 @@ async def test_no_honest_worker_is_contradicted_however_its_session_was_cut(cloc
             await quiet(8.0)  # neighbours show so much, and no more
             report = await world.audit(world.order(played, positions=positions))
             assert report.output_digest == played.output_digest(stage, positions), (seed, report)
+
+
+# ---- neighbours that break the protocol ----
+
+
+def shown(world: AuditWorld, played: Played, sequence: int, **changes: Any) -> bytes:
+    """The sealed head that an honest neighbour sends."""
+    fields: dict[str, Any] = {
+        "open": played.opened,
+        "session": played.body.session,
+        "epoch": 0,
+        "side": "input",
+        "positions": played.positions(),
+    }
+    to, signer = changes.pop("to", sequence), changes.pop("signer", world.upstream.key)
+    audience = changes.pop("audience", AUDITOR.peer_id)
+    answer = m.HistoryAnswer(to=to, body=m.HistoryHead(**(fields | changes)))
+    return seal(signer, m.HISTORY, answer, sequence=1, now_ms=world.clock.unix_ms(), audience=audience)
+
+
+WRONG_HEADS: dict[str, tuple[dict[str, Any], str]] = {
+    "to another request": ({"to": 0}, "invalid_signature"),
+    "signed by a stranger": ({"signer": key_of("stranger")}, "invalid_signature"),
+    "for another auditor": ({"audience": STAGES[0].peer_id}, "invalid_signature"),
+    "of another session": ({"session": b"t" * 16}, "remote_protocol_error"),
+    "of the other side": ({"side": "output"}, "remote_protocol_error"),
+    "of too few positions": ({"positions": 3}, "cache_miss"),
+    "with an open that is none": ({"open": b"open"}, "malformed_message"),
+}
+
+
+async def misbehaving(world: AuditWorld, played: Played, head: dict[str, Any], frames: bytes, code: str) -> None:
+    """Whatever the upstream peer sends, the audit ends with its code, and it is named."""
+
+    async def answer(stream: Stream) -> None:
+        raw = await receive_message(stream)
+        assert raw is not None
+        await send_message(stream, shown(world, played, peek_sequence(raw), **head))
+        await stream.send_all(frames)
+        await stream.aclose()
+
+    world.upstream.network.serve(protocols.HISTORY, answer)
+    await refused(world, world.order(played), code, world.upstream.key.peer_id)
+
+
+@pytest.mark.parametrize(("head", "code"), WRONG_HEADS.values(), ids=WRONG_HEADS)
+async def test_a_head_that_is_no_answer_ends_the_audit(clock: VirtualClock, head: dict[str, Any], code: str) -> None:
+    played = play()
+    async with audit_world(clock, 1) as world:
+        await misbehaving(world, played, head, b"", code)
+
+
+WRONG_FRAMES: dict[str, tuple[Callable[[list[Frame]], bytes], str]] = {
+    "none": (lambda frames: b"", "cache_miss"),
+    "too few": (lambda frames: encode_frame(frames[0]), "cache_miss"),
+    "an end inside a frame": (lambda frames: encode_frame(frames[0])[:-1], "stream_reset"),
+    "a gap": (lambda frames: encode_frame(frames[1]), "malformed_message"),
+    "a repetition": (lambda frames: encode_frame(frames[0]) * 2, "malformed_message"),
+    "of another session": (
+        lambda frames: encode_frame(replace(frames[0], session=SessionId(b"t" * 16))),
+        "malformed_message",
+    ),
+    "of another kind": (lambda frames: encode_frame(replace(frames[0], kind=Kind.TOKEN)), "malformed_message"),
+    "with a trace": (
+        lambda frames: encode_frame(replace(frames[0], trace=(TraceEntry(1, 1, 1),))),
+        "malformed_message",
+    ),
+    "beyond the order": (
+        lambda frames: encode_frame(replace(frames[0], rows=100, body=bytes(3200))),
+        "malformed_message",
+    ),
+    "of another width": (
+        lambda frames: encode_frame(replace(frames[0], body=frames[0].body[: len(frames[0].body) // 2])),
+        "invalid_step",
+    ),
+    "of token ids": (lambda frames: encode_frame(replace(frames[0], dtype=DType.U32)), "invalid_step"),
+    "damaged": (lambda frames: encode_frame(frames[0])[:-1] + b"\0", "stream_reset"),
+    "no frames at all": (lambda frames: bytes(range(256)), "version_mismatch"),
+}
+
+
+@pytest.mark.parametrize(("frames", "code"), WRONG_FRAMES.values(), ids=WRONG_FRAMES)
+async def test_frames_that_are_no_history_end_the_audit(
+    clock: VirtualClock, frames: Callable[[list[Frame]], bytes], code: str
+) -> None:
+    played = play()
+    async with audit_world(clock, 1) as world:
+        await misbehaving(world, played, {}, frames(played.frames[1]), code)
+
+
+async def test_a_neighbour_that_says_nothing_is_not_waited_for_beyond_the_deadline(clock: VirtualClock) -> None:
+    async def say_nothing(_: Stream) -> None:
+        await trio.sleep_forever()
+
+    played = play()
+    async with audit_world(clock, 1) as world:
+        world.upstream.network.serve(protocols.HISTORY, say_nothing)
+        order = world.order(played)
+        await refused(world, order, "hop_timeout", world.upstream.key.peer_id)
+        assert world.clock.unix_ms() < order.report_before
+
+
+# ---- a real model ----
+
+
+async def test_the_stages_of_a_real_model_are_audited_at_its_own_recipe(
+    clock: VirtualClock, smollm2_path: Path
+) -> None:
+    ranges = [LayerRange(0, 15), LayerRange(15, 30)]
+
+    def load(layers: LayerRange) -> StageEngine:
+        return load_engine(smollm2_path, layers, RECIPES["f32"], max_sessions=2, max_positions=64)
+
+    played = play(load, ranges, num_tokens=3)
+    for stage in range(2):
+        async with audit_world(clock, stage, load=load, ranges=ranges) as world:
+            world.keep(played)
+            report = await world.audit(world.order(played))
+            assert report.output_digest == played.output_digest(stage, played.positions())
