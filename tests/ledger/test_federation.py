@@ -190,6 +190,11 @@ EDITS: dict[str, Edit] = {
         "paid_positions": 400,
         "micro_credits": credits_for(LayerRange(10, 20), 400),
     },
+    "more positions than the receipt covers, and more to come": lambda _: {
+        "paid_positions": 400,
+        "micro_credits": credits_for(LayerRange(10, 20), 400),
+        "complete": False,
+    },
     "less paid and called complete": lambda _: {
         "paid_positions": 200,
         "micro_credits": credits_for(LayerRange(10, 20), 200),
