@@ -11,8 +11,10 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, TypeVar
 
+import cbor2
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tessella_p2p.base.errors import (
@@ -106,7 +108,42 @@ class Envelope:
 
 def encode_message(message: Message) -> bytes:
     """Canonical CBOR of a message's fields; fields that are None are left out."""
-    return cbor.encode(message.model_dump(exclude_none=True))
+    try:
+        return cbor2.dumps(_plain(message))
+    except _NotPlain:
+        return cbor.encode(message.model_dump(exclude_none=True))
+
+
+class _NotPlain(Exception):
+    """A value whose canonical form has to be found, as a float's."""
+
+
+_PLAIN_TYPES = frozenset({int, str, bytes, bool})
+"""What has one encoding only."""
+
+
+@cache
+def _canonical_order(kind: type[Message]) -> tuple[str, ...]:
+    """The names of a message's fields, in the order of their encodings: the shorter first."""
+    return tuple(sorted(kind.model_fields, key=lambda name: (len(name), name)))
+
+
+def _plain(value: object) -> object:
+    """Messages as maps in canonical order and tuples as lists: what an encoder that sorts nothing, at a third of the time, gets right.
+
+    Raises:
+        _NotPlain: there is something else in it.
+    """
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return value
+    if kind is tuple:
+        return [_plain(item) for item in value]  # type: ignore[attr-defined] # it is a tuple
+    if not isinstance(value, Message):
+        raise _NotPlain
+    fields = value.__dict__
+    names = [name for name in _canonical_order(type(value)) if fields[name] is not None]
+    return {name: _plain(fields[name]) for name in names}
 
 
 def decode_message(kind: type[MessageT], data: bytes) -> MessageT:
