@@ -56,10 +56,12 @@ class Credits:
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorView:
-    """The pinned orchestrator, and whether it answered last."""
+    """The pinned orchestrator, whether it answered last, for how long it has not, and the tickets that are held for that."""
 
     peer_id: PeerId | None
     reachable: bool
+    outage_s: float = 0.0
+    tickets_held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,12 @@ def status_json(status: NodeStatus, version: str, models: Sequence[str]) -> dict
         "peer_failures": dict(status.peer_failures),
         "device": device,
         "gpu": device,
-        "orchestrator": {"peer_id": status.orchestrator.peer_id, "reachable": status.orchestrator.reachable},
+        "orchestrator": {
+            "peer_id": status.orchestrator.peer_id,
+            "reachable": status.orchestrator.reachable,
+            "outage_secs": round(status.orchestrator.outage_s),
+            "tickets_held": status.orchestrator.tickets_held,
+        },
         "credits": _credits_json(status.credits),
         "proofs": {
             "open": status.proofs.open,

@@ -135,7 +135,10 @@ class LiveNodeView:
             max_hop_body_bytes=MAX_HOP_BYTES,
             device=_device(facts.device, stage),
             orchestrator=OrchestratorView(
-                peer_id=facts.orchestrator, reachable=self._roles.discovery.view.orchestrator_reachable
+                peer_id=facts.orchestrator,
+                reachable=self._roles.discovery.view.orchestrator_reachable,
+                outage_s=self._roles.entry.outage_s,
+                tickets_held=self._roles.entry.tickets_held,
             ),
             credits=self._credits,
             proofs=self._proofs,

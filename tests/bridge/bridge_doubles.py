@@ -165,7 +165,7 @@ class StaticNode:
             hop_bodies_in_flight=1,
             max_hop_body_bytes=MAX_HOP_BYTES,
             device=DeviceHealth("cpu", healthy=True),
-            orchestrator=OrchestratorView(PeerId("12D3KooWOrchestrator"), reachable=True),
+            orchestrator=OrchestratorView(PeerId("12D3KooWOrchestrator"), reachable=True, tickets_held=2),
             credits=Credits(1_500_000, "Standard"),
             proofs=ProofCounts(open=1, pending=2, settled=3, held=4, refused=5),
             peer_failures={PeerId("12D3KooWTail"): 2},

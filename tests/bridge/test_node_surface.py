@@ -49,7 +49,12 @@ async def test_status_has_every_field_of_the_contract() -> None:
         "peer_failures": {"12D3KooWTail": 2},
         "device": device,
         "gpu": device,
-        "orchestrator": {"peer_id": "12D3KooWOrchestrator", "reachable": True},
+        "orchestrator": {
+            "peer_id": "12D3KooWOrchestrator",
+            "reachable": True,
+            "outage_secs": 0,
+            "tickets_held": 2,
+        },
         "credits": {"credits": 1.5, "micro_credits": 1_500_000, "tier": "Standard"},
         "proofs": {"open": 1, "pending": 2, "settled": 3, "held": 4, "refused": 5},
         "addresses": [],
