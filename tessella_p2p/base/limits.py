@@ -483,7 +483,7 @@ HISTORY_TRACK_BYTES = HISTORY_BYTES // 4
 """Of one direction of one session; of a longer one the beginning is kept."""
 HISTORY_TTL_S = 900.0
 """How long after a session's end it is kept."""
-HISTORY_FRAME_BYTES = 384
+HISTORY_FRAME_BYTES = 128
 """What a kept frame costs beside its rows."""
 MAX_HISTORY_TRACKS = 4096
 MAX_HISTORY_READS = 8

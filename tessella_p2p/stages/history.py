@@ -2,7 +2,7 @@
 
 Whoever recomputes a stage needs what its upstream peer sent it, and sometimes what its downstream peer received of it; so both keep
 that for a while. It costs the step path an entry in a list: rows that were sent are kept as the frame's bytes, which left anyway, and
-rows that came as the frame that came. Nothing is copied, and nobody waits.
+rows that came as the payload that came. Nothing is copied, and nobody waits.
 
 A `Track` is one direction of one (session, epoch) between this node and the stage that may be audited: its ``input`` where this node is
 upstream of it, its ``output`` where it is downstream. A tail's tokens are in no track: an auditor draws them again. All tracks of a
@@ -11,8 +11,9 @@ node share a budget of bytes; the oldest session makes room. What is shown to wh
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import (
@@ -22,8 +23,9 @@ from tessella_p2p.base.limits import (
     HISTORY_TTL_S,
     MAX_HISTORY_TRACKS,
 )
+from tessella_p2p.stages.engine import Buffer
 from tessella_p2p.stages.opening import Opening
-from tessella_p2p.wire.frames import HEADER_BYTES, Flag, Frame, parse_header, parse_payload
+from tessella_p2p.wire.frames import TRACE_ENTRY_BYTES, DType, Flag, Frame, Kind
 from tessella_p2p.wire.messages import HistorySide
 
 
@@ -40,6 +42,8 @@ class TrackKey:
 class Track:
     """The steps of one direction, in order. Made by `History.begin`.
 
+    A step costs one more reference and one more number: no object that a garbage collection would have to look at.
+
     Attributes:
         key: what it is.
         opened: the chain-open's envelope.
@@ -48,7 +52,19 @@ class Track:
         ended_at: when its session was over; None while it runs.
     """
 
-    __slots__ = ("_frames", "_history", "_is_open", "ended_at", "key", "num_bytes", "num_reads", "opened")
+    __slots__ = (
+        "_data",
+        "_dtype",
+        "_history",
+        "_is_open",
+        "_row_bytes",
+        "_rows",
+        "ended_at",
+        "key",
+        "num_bytes",
+        "num_reads",
+        "opened",
+    )
 
     def __init__(self, history: History, key: TrackKey, opened: bytes) -> None:
         self.key = key
@@ -57,50 +73,62 @@ class Track:
         self.num_bytes = 0
         self.ended_at: float | None = None
         self._history = history
-        self._frames: list[Frame | bytes] = []
+        self._data: list[Buffer] = []  # of each step, something that ends with its rows
+        self._rows = array("i")  # of each step how many; negative where a draw follows
+        self._row_bytes = 0
+        self._dtype = DType.NONE
         self._is_open = True
 
-    def note(self, kept: Frame | bytes) -> None:
-        """Keep a frame that came, or the bytes of one that left; constant time. Beyond the budget only the beginning is kept."""
+    def note(self, frame: Frame, data: bytes | None = None) -> None:
+        """Keep a step; constant time. Beyond the budget only the beginning is kept.
+
+        Args:
+            frame: the step.
+            data: the frame's bytes, of one that left.
+        """
         if not self._is_open:
             return
-        num_bytes = HISTORY_FRAME_BYTES + (len(kept) if isinstance(kept, bytes) else _held_bytes(kept))
-        if self.num_bytes + num_bytes > self._history.max_track_bytes or not self._history.make_room(self, num_bytes):
+        kept, held_bytes = (data, len(data)) if data is not None else _held(frame)
+        held_bytes += HISTORY_FRAME_BYTES
+        if self.num_bytes + held_bytes > self._history.max_track_bytes or not self._history.make_room(self, held_bytes):
             self._is_open = False
             return
-        self.num_bytes += num_bytes
-        self._frames.append(kept)
+        if not self._rows:
+            self._row_bytes, self._dtype = len(frame.body) // frame.rows, frame.dtype
+        self.num_bytes += held_bytes
+        self._data.append(kept)
+        self._rows.append(-frame.rows if frame.flags is Flag.SAMPLE else frame.rows)
 
     def end(self, now: float) -> None:
         """The session is over at ``now`` (monotonic seconds); what was kept stays for a while."""
         self._is_open = False
         if self.ended_at is None:
             self.ended_at = now
-        if not self._frames:
+        if not self._data:
             self._history.drop(self)
 
     def dropped(self) -> None:
         """It made room for others; nothing is kept any more."""
         self._is_open = False
-        self._frames = []
+        self._data, self._rows = [], array("i")
         self.num_bytes = 0
 
     def frames(self, positions: int) -> Iterator[Frame]:
         """The steps that were kept of positions ``[0, positions)``, without traces; the last one is cut where it goes beyond."""
-        for kept in tuple(self._frames):
-            frame = _parsed(kept) if isinstance(kept, bytes) else kept
-            if frame.position >= positions:
+        position, session, epoch = 0, self.key.session, self.key.epoch
+        for kept, signed in zip(tuple(self._data), tuple(self._rows), strict=True):
+            rows = min(abs(signed), positions - position)
+            if rows <= 0:
                 return
-            yield _cut(frame, positions - frame.position)
+            begin = len(kept) - abs(signed) * self._row_bytes
+            body = memoryview(kept)[begin : begin + rows * self._row_bytes]
+            flags = Flag.SAMPLE if signed == -rows else Flag.NONE  # what is cut off takes the draw behind it along
+            yield Frame(Kind.STEP, session, epoch, 0, position, rows, self._dtype, flags, (), body)
+            position += rows
 
     def positions(self, most: int) -> int:
-        """How far `frames` of ``most`` positions go: frames are contiguous."""
-        if not self._frames:
-            return 0
-        last = self._frames[-1]
-        if isinstance(last, bytes):
-            last = _parsed(last)
-        return min(most, last.position + last.rows)
+        """How far `frames` of ``most`` positions go."""
+        return min(most, sum(map(abs, self._rows)))
 
 
 class History:
@@ -203,22 +231,14 @@ class StageTracks:
                 track.end(now)
 
 
-def _held_bytes(frame: Frame) -> int:
-    """What keeping ``frame`` keeps in memory: of a view, all that it is a view of."""
+def _held(frame: Frame) -> tuple[Buffer, int]:
+    """What is to be kept of a frame that came, and what that keeps in memory: of a view, all that it is a view of.
+
+    A short payload is an object of its own, which ends with the rows; keeping it spares the view.
+    """
     body = frame.body
-    if isinstance(body, memoryview) and isinstance(body.obj, bytes | bytearray):
-        return len(body.obj)
-    return len(body)
-
-
-def _parsed(data: bytes) -> Frame:
-    header = parse_header(memoryview(data)[:HEADER_BYTES])
-    return parse_payload(header, memoryview(data)[HEADER_BYTES:])
-
-
-def _cut(frame: Frame, rows: int) -> Frame:
-    """The first ``rows`` rows of a step; what is cut off takes the draw behind it along."""
-    if frame.rows <= rows:
-        return replace(frame, trace=())
-    body = memoryview(frame.body)[: len(frame.body) // frame.rows * rows]
-    return replace(frame, rows=rows, body=body, flags=Flag.NONE, trace=())
+    if not isinstance(body, memoryview) or not isinstance(body.obj, bytes | bytearray):
+        return body, len(body)
+    held_bytes = len(body.obj)
+    is_payload = held_bytes == len(body) + len(frame.trace) * TRACE_ENTRY_BYTES
+    return (body.obj if is_payload else body), held_bytes

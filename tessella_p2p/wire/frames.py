@@ -34,6 +34,7 @@ VERSION = 1
 _HEADER = struct.Struct(">BBBB16sIIIIIII")
 HEADER_BYTES = _HEADER.size
 _TRACE = struct.Struct(">III")
+TRACE_ENTRY_BYTES = _TRACE.size
 MAX_CONTROL_BYTES = 192 * KIB
 _MAX_STEP = 1 << 31
 

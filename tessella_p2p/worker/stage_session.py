@@ -348,7 +348,7 @@ class StageSession:
                 self._unsent = step
                 self._news.set()
             if self._tracks.sent is not None:
-                self._tracks.sent.note(data)
+                self._tracks.sent.note(step, data)
         is_token = kind is Kind.TOKEN
         self._account(out[:TOKEN_ID_BYTES] if is_token else out, is_token=is_token, compute_us=result.compute_us)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from hypothesis import given
@@ -10,10 +11,23 @@ from hypothesis import strategies as st
 from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import HISTORY_FRAME_BYTES, MAX_HISTORY_TRACKS
 from tessella_p2p.stages.history import History, StageTracks, Track, TrackKey
-from tessella_p2p.wire.frames import DType, Flag, Frame, Kind, TraceEntry, encode_frame
+from tessella_p2p.wire.frames import (
+    HEADER_BYTES,
+    DType,
+    Flag,
+    Frame,
+    Kind,
+    TraceEntry,
+    encode_frame,
+    parse_header,
+    parse_payload,
+)
 from tests.stages.openings import STAGES, opened, ticket
 
 ROW = 8
+PAYLOAD = 12 + ROW
+"""Of one row, with its trace."""
+SESSION = SessionId(bytes(16))
 AUDITED = PeerId(STAGES[0].peer_id)
 
 
@@ -28,27 +42,19 @@ def key_of(number: int, **changes: Any) -> TrackKey:
 
 
 def step(position: int, rows: int, *, draws: bool = False) -> Frame:
+    """A step as it comes: its rows are the end of a payload."""
     body = b"".join((position + index).to_bytes(ROW, "little") for index in range(rows))
     flags = Flag.SAMPLE if draws else Flag.NONE
-    return Frame(
-        Kind.STEP,
-        SessionId(bytes(16)),
-        0,
-        3,
-        position,
-        rows,
-        DType.F32,
-        flags,
-        (TraceEntry(1, 2, 3),),
-        memoryview(body),
-    )
+    trace = (TraceEntry(1, 2, 3),)
+    data = encode_frame(Frame(Kind.STEP, SESSION, 0, 3, position, rows, DType.F32, flags, trace, body))
+    return parse_payload(parse_header(data[:HEADER_BYTES]), data[HEADER_BYTES:])
 
 
 def noted(track: Track, cuts: list[int], *, encoded: bool) -> int:
     position = 0
     for rows in cuts:
         frame = step(position, rows, draws=True)
-        track.note(encode_frame(frame) if encoded else frame)
+        track.note(frame, encode_frame(frame) if encoded else None)
         position += rows
     return position
 
@@ -62,7 +68,7 @@ def test_what_was_kept_comes_back_cut_at_any_position(cuts: list[int], encoded: 
     shown = min(asked, total)
     assert track.positions(asked) == shown == sum(frame.rows for frame in frames)
     assert b"".join(frame.body for frame in frames) == b"".join(n.to_bytes(ROW, "little") for n in range(shown))
-    assert all(frame.trace == () for frame in frames), "a trace is nobody's business"
+    assert all(frame.trace == () and frame.step == 0 for frame in frames), "a trace is nobody's business"
     ends = {sum(cuts[: index + 1]) for index in range(len(cuts))}
     for frame in frames:
         assert (frame.flags is Flag.SAMPLE) == (frame.position + frame.rows in ends), (
@@ -70,22 +76,25 @@ def test_what_was_kept_comes_back_cut_at_any_position(cuts: list[int], encoded: 
         )
 
 
-def test_frames_are_kept_as_they_are_and_not_copied() -> None:
-    track = History().begin(key_of(1), b"open")
-    body = bytearray(b"\1" * ROW)
-    frame = Frame(Kind.STEP, SessionId(bytes(16)), 0, 0, 0, 1, DType.F32, body=memoryview(body))
+def test_nothing_is_copied_and_no_object_is_made_for_a_step() -> None:
+    track, frame = History().begin(key_of(1), b"open"), step(0, 2)
+    data = encode_frame(frame)
+    assert isinstance(frame.body, memoryview)
+    payload = frame.body.obj
+    before = [sys.getrefcount(payload), sys.getrefcount(data), sys.getrefcount(frame)]
     track.note(frame)
-    body[0] = 9
-    (kept,) = track.frames(1)
-    assert bytes(kept.body) == bytes(body)
+    track.note(frame, data)
+    after = [sys.getrefcount(payload), sys.getrefcount(data), sys.getrefcount(frame)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 0]
 
 
-def test_a_view_costs_what_it_keeps_in_memory() -> None:
+def test_a_view_of_a_packet_is_kept_as_it_is_and_costs_what_it_keeps_in_memory() -> None:
     history = History()
     track = history.begin(key_of(1), b"open")
-    packet = memoryview(bytes(1000))
-    track.note(Frame(Kind.STEP, SessionId(bytes(16)), 0, 0, 0, 1, DType.F32, body=packet[:ROW]))
+    packet = bytes(range(200)) * 5
+    track.note(Frame(Kind.STEP, SESSION, 0, 0, 0, 1, DType.F32, body=memoryview(packet)[10 : 10 + ROW]))
     assert history.num_bytes == track.num_bytes == 1000 + HISTORY_FRAME_BYTES
+    assert [bytes(frame.body) for frame in track.frames(1)] == [packet[10 : 10 + ROW]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=60))
@@ -107,14 +116,14 @@ def test_the_budget_holds_whatever_is_noted_and_the_oldest_makes_room(notes: lis
 
 
 def test_of_what_is_too_long_the_beginning_is_kept() -> None:
-    history = History(max_bytes=10_000, max_track_bytes=2 * (HISTORY_FRAME_BYTES + ROW) + 1)
+    history = History(max_bytes=10_000, max_track_bytes=2 * (HISTORY_FRAME_BYTES + PAYLOAD) + 1)
     track = history.begin(key_of(1), b"open")
     assert noted(track, [1, 1, 1, 1], encoded=False) == 4
     assert track.positions(100) == 2
 
 
 def test_an_older_session_makes_room_even_while_it_runs_and_is_not_shown_in_part() -> None:
-    history = History(max_bytes=2 * (HISTORY_FRAME_BYTES + ROW), max_track_bytes=1 << 20)
+    history = History(max_bytes=2 * (HISTORY_FRAME_BYTES + PAYLOAD), max_track_bytes=1 << 20)
     old, new = history.begin(key_of(1), b"open"), history.begin(key_of(2), b"open")
     old.note(step(0, 1))
     new.note(step(0, 1))

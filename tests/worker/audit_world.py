@@ -180,7 +180,7 @@ class Neighbour:
         key = TrackKey(SessionId(played.body.session), played.body.epoch, side, audited)
         track = self.history.begin(key, played.opened)
         for frame in played.frames[stage + (side == "output")]:
-            track.note(encode_frame(frame) if encoded else frame)
+            track.note(frame, encode_frame(frame) if encoded else None)
         track.end(trio.current_time())
 
 
