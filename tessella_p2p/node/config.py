@@ -18,6 +18,7 @@ from tessella_p2p.base.limits import (
     AUDIT_SHARE,
     CHECKPOINT_S,
     HOP_TIMEOUT_S,
+    ISSUANCE_PER_REQUESTER_DAY,
     MAX_ADMIN_TOKEN_CHARS,
     MAX_BOOTSTRAP,
     MAX_FEDERATION_PEERS,
@@ -459,6 +460,21 @@ class OrchestratorConfig(ModelRoleConfig):
             description="credits that an identity has with one of those orchestrators and that count here, at most",
         ),
     ] = TRUST_LIMIT_CREDITS
+    issuance_per_day: Annotated[
+        Whole,
+        Field(
+            ge=0,
+            le=2**53 // MICRO_PER_CREDIT,
+            description="credits that the tickets of one requester may bring into being in one day",
+        ),
+    ] = ISSUANCE_PER_REQUESTER_DAY
+    requester_pays: Annotated[
+        bool,
+        _EITHER,
+        Field(
+            description="workers are paid off the requester's account, which never goes below 0, and nothing is brought into being"
+        ),
+    ] = False
     audit_share: Annotated[
         float,
         BeforeValidator(_no_bool),
