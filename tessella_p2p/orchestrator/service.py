@@ -97,6 +97,7 @@ class Orchestrator:
         sequencer: numbers answers and tickets.
         grant_terms: bounds on tickets.
         issuance_per_day: micro-credits that one requester's tickets may bring into being in a day; None for the default.
+        requester_pays: whether a requester pays for its tickets out of its own account, and nothing is brought into being.
         operator_log: where the operator's actions are written down; closing it is the caller's.
         mirrors: what is kept of the followed orchestrators; closing them is the caller's. None where nobody is followed.
         federation: where those are dialled; their leases count, and they may follow this one.
@@ -121,6 +122,7 @@ class Orchestrator:
         repair_after_s: float | None = REPAIR_AFTER_S,
         grant_terms: GrantTerms | None = None,
         issuance_per_day: int | None = None,
+        requester_pays: bool = False,
         operator_log: OperatorLog | None = None,
         mirrors: Mirrors | None = None,
         federation: Mapping[PeerId, str | None] = MappingProxyType({}),
@@ -136,7 +138,9 @@ class Orchestrator:
         self.catalogue = Catalogue(models)
         layers = self.catalogue.total_layers
         self.federating = Federating(context, mirrors, federation, layers)
-        settlement = SettlementTerms(key.peer_id, layers, lease_issuers=self.federating.peers)
+        settlement = SettlementTerms(
+            key.peer_id, layers, lease_issuers=self.federating.peers, requester_pays=requester_pays
+        )
         if issuance_per_day is not None:
             settlement = replace(settlement, issuance_per_day=issuance_per_day)
         core = Members(

@@ -18,6 +18,8 @@ from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.grants import Grants, tier_of
 from tessella_p2p.wire import messages as m
 
+_EXPIRIES_AT_ONCE = 64
+"""Transactions, each of a bounded number of tickets and proofs, before others have a heartbeat's time for theirs."""
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -47,12 +49,14 @@ class Settling:
         self._terms = replace(self._terms, lease_issuers=others)
 
     async def run(self) -> None:
-        """Forget tickets that can no longer settle, until cancelled."""
+        """Forget tickets that can no longer settle, and proofs that nobody needs, until cancelled."""
         context = self._context
         while True:
             await trio.sleep(HEARTBEAT_S)
             try:
-                await context.run_blocking(lambda: context.store.expire(context.clock.unix_ms()))
+                for _ in range(_EXPIRIES_AT_ONCE):
+                    if not await context.run_blocking(lambda: context.store.expire(context.clock.unix_ms())):
+                        break
             except StorageError as error:
                 _LOG.error("ledger_unwritable", reason=str(error))
 
