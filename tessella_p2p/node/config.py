@@ -32,6 +32,7 @@ from tessella_p2p.base.limits import (
     STREAK_WINDOW_S,
     TRUST_LIMIT_CREDITS,
 )
+from tessella_p2p.base.urls import check_http_url
 from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES, RecipeName
 from tessella_p2p.node import settings
 from tessella_p2p.node.peer_address import (
@@ -58,8 +59,6 @@ _FLAG_ONLY = Spelling(only="flag", hidden=True)
 
 
 NOT_SUPPORTED: Final[Mapping[str, tuple[object, str]]] = {
-    "public_api_port": (None, "no API address is announced"),
-    "public_api_url": (None, "no API address is announced"),
     "model_cache_prune": ("off", "a stage maps its layers out of one local file, so there are no shards to delete"),
     "registration_grace_secs": (None, "a node that is not registered is an entry, and retries for ever"),
     "allow_private_addrs": (True, "private addresses are announced and dialled like any other"),
@@ -108,6 +107,11 @@ def _as_ip(value: str) -> str:
     return str(ipaddress.ip_address(value))
 
 
+def _as_http_url(value: str) -> str:
+    check_http_url(value)
+    return value
+
+
 def _as_peer_id(value: str) -> PeerId:
     try:
         return check_peer_id(value)
@@ -137,6 +141,7 @@ Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86_400, all
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 FilePath = Annotated[Path, BeforeValidator(_as_path)]
 IpAddress = Annotated[str, AfterValidator(_as_ip)]
+HttpUrl = Annotated[str, AfterValidator(_as_http_url)]
 PinnedAddress = Annotated[str, AfterValidator(_as_pinned)]
 PeerIdText = Annotated[PeerId, AfterValidator(_as_peer_id)]
 AdminToken = Annotated[SecretStr, AfterValidator(_as_admin_token)]
@@ -317,7 +322,9 @@ class NodeConfig(ModelRoleConfig):
         Port | None, _EITHER, Field(description="the public port that a NAT rule maps to api_port")
     ] = None
     public_api_url: Annotated[
-        Text | None, _EITHER, Field(description="the public URL of this node's API behind a proxy")
+        HttpUrl | None,
+        _EITHER,
+        Field(description="the public URL of this node's API behind a proxy; clients find it in the orchestrator's list"),
     ] = None
     max_input_tokens: Annotated[
         Whole | None,
@@ -410,6 +417,22 @@ class NodeConfig(ModelRoleConfig):
             return self.threads
         most = _TORCH_THREADS if RECIPES[self.recipe].engine == "torch" else _MAX_THREADS
         return min(most, len(self.cpus) or _usable_cores())
+
+    @model_validator(mode="after")
+    def _check_public_api(self) -> Self:
+        if self.public_api_port is not None and self.public_ip is None:
+            raise ValueError("public_api_port needs public_ip beside it: the address that the NAT rule listens on")
+        if self.public_api_port is not None and self.public_api_url is not None:
+            raise ValueError("public_api_url and public_api_port both say where the API is: leave one out")
+        return self
+
+    @property
+    def announced_api_url(self) -> str | None:
+        """Where clients are told that this node's API is; None where the configuration names no public place."""
+        if self.public_api_url is not None or self.public_api_port is None or self.public_ip is None:
+            return self.public_api_url
+        host = f"[{self.public_ip}]" if ":" in self.public_ip else self.public_ip
+        return f"http://{host}:{self.public_api_port}"
 
     @property
     def orchestrator(self) -> PeerAddress:

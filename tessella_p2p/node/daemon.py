@@ -163,6 +163,7 @@ def _plan(config: NodeConfig, artifact: Artifact, recipe: str) -> NodePlan:
         claim_mb=config.vram_mb,
         device=config.device,
         layers=config.layers,
+        api_url=config.announced_api_url,
         canary=config.canary_mode,
     )
     return NodePlan(

@@ -12,6 +12,7 @@ from typing import Final
 
 from tessella_p2p.base.errors import InvalidRequest, KeyInUse
 from tessella_p2p.base.limits import HEARTBEAT_S, OFFLINE_AFTER_MISSED, REGISTRATION_GRACE_S
+from tessella_p2p.base.urls import check_http_url
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.member import Member, MemberState
 from tessella_p2p.orchestrator.terms import ServedModel
@@ -87,6 +88,20 @@ def check_addresses(addresses: Sequence[str], rules: MemberRules) -> None:
                 "or let the orchestrator allow private ones (allow_private_addrs)",
                 param="addresses",
             )
+
+
+def check_api_url(url: str | None) -> None:
+    """Refuse an API address that no client should be sent to.
+
+    Raises:
+        InvalidRequest: it is no URL of HTTP.
+    """
+    if url is None:
+        return
+    try:
+        check_http_url(url)
+    except ValueError as error:
+        raise InvalidRequest(f"api_url: {error}", param="api_url") from error
 
 
 def is_private(address: str) -> bool:

@@ -36,6 +36,7 @@ from tessella_p2p.orchestrator.admission import (
     OFFLINE_MS,
     MemberRules,
     check_addresses,
+    check_api_url,
     check_instance,
     check_key,
     check_model,
@@ -207,6 +208,7 @@ class Members:
     def _register(self, peer: PeerId, request: Register, now_ms: int) -> list[MemberEffect]:
         model = check_model(self._catalogue, request)
         check_addresses(request.addresses, self._rules)
+        check_api_url(request.api_url)
         before = self._roster.get(peer)
         check_key(before, request.instance, request.addresses, now_ms)
         self._check_room(before)

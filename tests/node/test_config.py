@@ -257,8 +257,6 @@ def test_a_value_is_shown_in_part_only() -> None:
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        ("public_api_port", 80),
-        ("public_api_url", "https://node.example.org"),
         ("model_cache_prune", "dry-run"),
         ("registration_grace_secs", 5),
         ("allow_private_addrs", False),
@@ -270,6 +268,41 @@ def test_a_key_whose_behaviour_does_not_exist_is_refused_unless_it_asks_for_noth
     assert getattr(node_config(flags={} if neutral is None else {name: neutral}), name) == neutral
     with pytest.raises(ConfigurationError, match=re.escape(f"--{name} = {other!r}: not supported yet: ")):
         node_config(flags={name: other})
+
+
+@pytest.mark.parametrize(
+    ("given", "announced"),
+    [
+        ({}, None),
+        ({"public_ip": "203.0.113.7"}, None),
+        ({"public_ip": "203.0.113.7", "public_api_port": 8443}, "http://203.0.113.7:8443"),
+        ({"public_ip": "2001:db8::7", "public_api_port": 80}, "http://[2001:db8::7]:80"),
+        ({"public_api_url": "https://pod-8080.proxy.example"}, "https://pod-8080.proxy.example"),
+    ],
+)
+def test_an_api_address_is_announced_where_the_configuration_names_one(
+    given: dict[str, object], announced: str | None
+) -> None:
+    assert node_config(flags=given).announced_api_url == announced
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"public_api_port": 80},
+        {"public_ip": "203.0.113.7", "public_api_port": 80, "public_api_url": "https://a.example"},
+        {"public_api_url": "ftp://a.example"},
+        {"public_api_url": "javascript:alert(1)"},
+        {"public_api_url": "https://"},
+        {"public_api_url": "https://user@a.example"},
+        {"public_api_url": "https://a.example/?q"},
+        {"public_api_url": "https://a.example:99999"},
+        {"public_api_url": "https://a b.example"},
+    ],
+)
+def test_an_api_address_that_no_client_can_be_sent_to_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"public_api|public_ip"):
+        node_config(flags=given)
 
 
 def test_the_table_of_what_is_not_supported_names_settings_at_their_defaults() -> None:
