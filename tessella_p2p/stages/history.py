@@ -28,6 +28,8 @@ from tessella_p2p.stages.opening import Opening
 from tessella_p2p.wire.frames import TRACE_ENTRY_BYTES, DType, Flag, Frame, Kind
 from tessella_p2p.wire.messages import HistorySide
 
+_OWNERS = (bytes, bytearray)
+
 
 @dataclass(frozen=True, slots=True)
 class TrackKey:
@@ -237,8 +239,11 @@ def _held(frame: Frame) -> tuple[Buffer, int]:
     A short payload is an object of its own, which ends with the rows; keeping it spares the view.
     """
     body = frame.body
-    if not isinstance(body, memoryview) or not isinstance(body.obj, bytes | bytearray):
+    if not isinstance(body, memoryview):
         return body, len(body)
-    held_bytes = len(body.obj)
+    owner = body.obj
+    if not isinstance(owner, _OWNERS):
+        return body, len(body)
+    held_bytes = len(owner)
     is_payload = held_bytes == len(body) + len(frame.trace) * TRACE_ENTRY_BYTES
-    return (body.obj if is_payload else body), held_bytes
+    return (owner if is_payload else body), held_bytes
