@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -44,8 +45,8 @@ from tessella_p2p.worker.proofs import ProofWriter
 from tessella_p2p.worker.service import Offer, Worker
 
 LAYERS = 32
-STAGES_BEFORE, STAGES_AFTER = 4, 8
-"""Into how many stages the model is split: first, and after the operator's rebalance."""
+STAGES_BEFORE, STAGES_AFTER = 16, 32
+"""Into how many stages the model is split: first, and after the operator asked for more and for a rebalance."""
 MAX_WORKERS = 4000
 _JOIN_S = 30.0
 _ANNOUNCING_S = 60.0
@@ -76,6 +77,7 @@ class ThousandReport:
         moved: workers that serve another range afterwards.
         health: of the model, at the end.
         holes_s: virtual seconds in which a layer was without a healthy worker while ranges moved.
+        failures: what a role logged as an error.
     """
 
     workers: int
@@ -85,11 +87,12 @@ class ThousandReport:
     moved: int = 0
     health: str = "incomplete"
     holes_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
 
     @property
     def content(self) -> bool:
         """Whether everybody was taken in, every planned move was made, and no layer was ever without a worker."""
-        return self.health == "healthy" and self.moved == self.moves > 0 and not self.holes_s
+        return self.health == "healthy" and self.moved == self.moves > 0 and not self.holes_s and not self.failures
 
 
 def main(workers: int | None, seed: int | None, *, as_json: bool) -> int:
@@ -98,23 +101,38 @@ def main(workers: int | None, seed: int | None, *, as_json: bool) -> int:
     Raises:
         ConfigurationError: more workers than an orchestrator remembers, or fewer than there are stages.
     """
-    report = run_thousand(1000 if workers is None else workers, 1 if seed is None else seed)
+    report = run_thousand(
+        1000 if workers is None else workers,
+        1 if seed is None else seed,
+        lambda part: print(line_of(part), file=sys.stderr, flush=True),  # noqa: T201 - a command's own output
+    )
     if as_json:
         print(json.dumps({**asdict(report), "content": report.content}))  # noqa: T201 - a command's own output
         return 0 if report.content else 1
-    lines = [f"{report.workers} workers of one orchestrator, seed {report.seed}"]
-    for part in report.parts:
-        answered = ", ".join(f"{count} {kind}" for kind, count in sorted(part.answered.items()))
-        lines.append(f"  {part.name}: {part.virtual_s:.0f} virtual s in {part.wall_s:.1f} wall s; answered: {answered}")
+    lines = [f"{report.workers} workers of one orchestrator, seed {report.seed}", *map(line_of, report.parts)]
     lines.append(
         f"  {report.moved} of {report.moves} planned moves made; {report.holes_s:.0f} s with a hole; {report.health}"
     )
+    lines += [f"  failure: {failure}" for failure in report.failures]
     print("\n".join(lines))  # noqa: T201 - a command's own output
     return 0 if report.content else 1
 
 
-def run_thousand(workers: int, seed: int) -> ThousandReport:
+def line_of(part: Part) -> str:
+    """A part, for people."""
+    answered = ", ".join(f"{count} {kind}" for kind, count in sorted(part.answered.items()))
+    return f"  {part.name}: {part.virtual_s:.0f} virtual s in {part.wall_s:.1f} wall s; answered: {answered}"
+
+
+def _show_nothing(_part: Part) -> None:
+    """The progress of a run that nobody watches."""
+
+
+def run_thousand(workers: int, seed: int, show: Callable[[Part], None] = _show_nothing) -> ThousandReport:
     """Run it in virtual time.
+
+    Args:
+        show: called with each part once it is over.
 
     Raises:
         ConfigurationError: as `main`.
@@ -124,14 +142,19 @@ def run_thousand(workers: int, seed: int) -> ThousandReport:
     clock = VirtualClock()
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tessella-sim-") as folder, quiet(failures), calm_collector():
-        fleet = _Fleet(workers, seed, Path(folder), clock)
-        return run_deterministic(fleet.run, seed, clock=clock)
+        fleet = _Fleet(workers, seed, Path(folder), clock, show)
+        report = run_deterministic(fleet.run, seed, clock=clock)
+    report.failures += failures
+    return report
 
 
 class _Fleet:
     """The workers and their orchestrator."""
 
-    def __init__(self, workers: int, seed: int, folder: Path, clock: VirtualClock) -> None:
+    def __init__(
+        self, workers: int, seed: int, folder: Path, clock: VirtualClock, show: Callable[[Part], None]
+    ) -> None:
+        self._show = show
         self._report = ThousandReport(workers, seed)
         self._folder = folder
         self._clock = clock
@@ -140,15 +163,13 @@ class _Fleet:
         self._key = node_key(seed, "orchestrator", 0)
         self._token = str(node_key(seed, "operator", 0).peer_id)
         self._orchestrator: Orchestrator | None = None
-        self._serving = trio.CancelScope()
-        self._down = trio.Event()
 
     async def run(self) -> ThousandReport:
         """Every part, one after the other."""
         report = self._report
         with closing(LedgerStore(self._folder / "ledger", _MAP_BYTES, sync=False)) as store:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self._serve, store, STAGES_BEFORE)
+                await nursery.start(self._serve, store)
                 with self._part("registered"):
                     rng = random.Random(f"{report.seed} joins")
                     for index in range(report.workers):
@@ -157,12 +178,8 @@ class _Fleet:
                 with self._part("announced"):
                     await trio.sleep(_ANNOUNCING_S)
                 before = self._ranges()
-                with self._part("restarted"):
-                    self._serving.cancel()
-                    await self._down.wait()
-                    await nursery.start(self._serve, store, STAGES_AFTER)
-                    await self._until(lambda: self._healthy() == report.workers)
                 with self._part("re-sharded"):
+                    self._served().membership.core.min_stages = STAGES_AFTER  # as at a SIGHUP
                     plan = await self._rebalance()
                     after = before | {PeerId(move.peer_id): LayerRange(*move.after) for move in plan.moves}
                     await self._until(lambda: self._ranges() == after and self._healthy() == report.workers)
@@ -174,27 +191,23 @@ class _Fleet:
 
     # ---- The orchestrator ----
 
-    async def _serve(self, store: LedgerStore, min_stages: int, task_status: trio.TaskStatus[None]) -> None:
-        """Serve until `_serving` is cancelled; a second call on the same ledger is a restart."""
+    async def _serve(self, store: LedgerStore, task_status: trio.TaskStatus[None]) -> None:
         terms = ModelTerms(total_layers=LAYERS, layer_mb=8, kv_mb=2, embedding_mb=8, head_mb=8)
         served = ServedModel(MODEL_ID, ROOT, CONTRACT, LAYERS, {(RECIPE, ANY_DEVICE): terms})
-        self._down = trio.Event()
-        with trio.CancelScope() as self._serving:
-            async with MemoryNetwork.open(self._fabric, self._key.peer_id, _ADDRESS) as network:
-                self._orchestrator = Orchestrator(
-                    network,
-                    self._key,
-                    SimulatedClock(self._clock),
-                    store,
-                    models=[served],
-                    recipe=RECIPE,
-                    sequencer=ClockSequencer(store.sequence_floor()),
-                    min_stages=min_stages,
-                    run_blocking=in_place,
-                )
-                self._orchestrator.operating.admin_token = SecretStr(self._token)
-                await self._orchestrator.run(task_status=task_status)
-        self._down.set()
+        async with MemoryNetwork.open(self._fabric, self._key.peer_id, _ADDRESS) as network:
+            self._orchestrator = Orchestrator(
+                network,
+                self._key,
+                SimulatedClock(self._clock),
+                store,
+                models=[served],
+                recipe=RECIPE,
+                sequencer=ClockSequencer(),
+                min_stages=STAGES_BEFORE,
+                run_blocking=in_place,
+            )
+            self._orchestrator.operating.admin_token = SecretStr(self._token)
+            await self._orchestrator.run(task_status=task_status)
 
     def _served(self) -> Orchestrator:
         assert self._orchestrator is not None
@@ -243,27 +256,20 @@ class _Fleet:
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
         virtual_s, wall_s = self._clock.now, time.perf_counter()
-        orchestrator = self._served()
-        before = dict(orchestrator.outcomes)
+        outcomes = self._served().outcomes
+        before = outcomes.copy()
         yield
-        now = self._served()
-        if now is not orchestrator:
-            before = {}  # another process counts from 0
-        self._report.parts.append(
-            Part(
-                name,
-                round(self._clock.now - virtual_s, 3),
-                round(time.perf_counter() - wall_s, 3),
-                {
-                    kind: count - before.get(kind, 0)
-                    for kind, count in now.outcomes.items()
-                    if count > before.get(kind, 0)
-                },
-            )
+        taken = Part(
+            name=name,
+            virtual_s=round(self._clock.now - virtual_s, 3),
+            wall_s=round(time.perf_counter() - wall_s, 3),
+            answered=dict(outcomes - before),
         )
+        self._report.parts.append(taken)
+        self._show(taken)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
-        """Wait, looking once a virtual second; a second in which a layer is without a worker is noted, once there was none.
+        """Wait, looking once a virtual second; each second in which a layer is without a worker is noted, once there was none.
 
         Raises:
             trio.TooSlowError: it does not come about.
@@ -271,9 +277,5 @@ class _Fleet:
         with trio.fail_after(_DEADLINE_S):
             while not reached():
                 await trio.sleep(_LOOK_S)
-                if (
-                    self._report.parts
-                    and self._served().membership.coverage(ROOT).holes
-                    and len(self._report.parts) > 2
-                ):
+                if self._report.parts and self._served().membership.coverage(ROOT).holes:
                     self._report.holes_s += _LOOK_S

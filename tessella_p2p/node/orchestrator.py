@@ -145,6 +145,7 @@ async def _reload(orchestrator: Orchestrator, discovery: Discovery, own: PeerId,
         federation = _federation(config, own)
         orchestrator.operating.admin_token = config.admin_token
         set_log_level(config.log_level)
+        orchestrator.membership.core.min_stages = config.min_stages
         await orchestrator.repin(federation)
         discovery.view.pins = orchestrator.federating.peers | {own}
         await orchestrator.admit_only(frozenset(config.allow) or None)

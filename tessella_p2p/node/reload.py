@@ -18,7 +18,7 @@ from tessella_p2p.node.config import OrchestratorConfig
 
 log = structlog.get_logger(__name__)
 
-RELOADED: Final = ("allow", "admin_token", "federation", "log_level")
+RELOADED: Final = ("allow", "admin_token", "federation", "log_level", "min_stages")
 """Settings that take effect without a restart."""
 
 Reread = Callable[[], OrchestratorConfig]

@@ -25,8 +25,8 @@ def _with(**changes: object) -> OrchestratorConfig:
 def test_what_takes_effect_is_told_from_what_waits() -> None:
     assert set(OrchestratorConfig.model_fields) >= set(RELOADED)
     assert changed(PLAIN, PLAIN) == ((), ())
-    newer = _with(log_level="debug", min_stages=3, admin_token="a-token-that-nobody-guesses")
-    assert changed(PLAIN, newer) == (("log_level", "admin_token"), ("min_stages",))
+    newer = _with(log_level="debug", p2p_port=3, admin_token="a-token-that-nobody-guesses")
+    assert changed(PLAIN, newer) == (("log_level", "admin_token"), ("p2p_port",))
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ async def test_each_hangup_reads_the_configuration_again_and_a_wrong_one_changes
     logs: list[dict[str, object]],
 ) -> None:
     answers: list[OrchestratorConfig | ConfigurationError] = [
-        _with(log_level="debug", min_stages=3),
+        _with(log_level="debug", p2p_port=3),
         ConfigurationError("orchestrator.toml: allow: no peer id"),
-        _with(log_level="warning", min_stages=3),
+        _with(log_level="warning", p2p_port=3),
     ]
     reloaded: list[OrchestratorConfig] = []
     asked, asking = trio.open_memory_channel[None](len(answers))
@@ -65,8 +65,8 @@ async def test_each_hangup_reads_the_configuration_again_and_a_wrong_one_changes
     assert [config.log_level for config in reloaded] == ["debug", "warning"]
     assert [(line["event"], line.get("changed") or line.get("settings") or line.get("code")) for line in logs] == [
         ("configuration reloaded", ("log_level",)),
-        ("these settings take effect at the next start", ("min_stages",)),
+        ("these settings take effect at the next start", ("p2p_port",)),
         ("the configuration is not reloaded", "configuration_error"),
         ("configuration reloaded", ("log_level",)),
-        ("these settings take effect at the next start", ("min_stages",)),
+        ("these settings take effect at the next start", ("p2p_port",)),
     ]
