@@ -61,7 +61,7 @@ async def node_that_loads_with(mesh: SimulatedMesh, wrap: Callable[[Load], Load]
     log = ProofLog(node.folder / "proofs", 16 << 20, sync=False)
     async with MemoryNetwork.open(mesh.fabric, node.peer_id) as network:
         around = mesh._surroundings(node, network, log)
-        roles = NodeRoles(mesh._plan(), replace(around, load=wrap(around.load)))
+        roles = NodeRoles(mesh._plan(node), replace(around, load=wrap(around.load)))
         async with trio.open_nursery() as nursery:
             await nursery.start(roles.run)
             yield roles
