@@ -49,7 +49,8 @@ COPIED_CANARY = "copied_canary"
 HISTORY_WITHHELD = "history_withheld"
 NO_AUDITOR = "no_auditor"
 
-_MAX_PENALTY_MICRO = 2**50
+_MAX_PENALTY_MICRO = 2**46
+"""So that a balance stays within what a message may say, however many lies come together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,9 @@ class Auditing:
         self._rng = rng
         self._sampler = AuditSampler(rng, policy.share, policy.recheck_share)
         self._asked: dict[tuple[bytes, PeerId], _Asked] = {}
+        self._odd: set[PeerId] = (
+            set()
+        )  # whose odd proofs wait or are audited: one each, for they can be sent again and again
         self._send, self._receive = trio.open_memory_channel[tuple[Claim, Cause]](MAX_OPEN_AUDITS)
 
     def handlers(self) -> Handlers:
@@ -123,12 +126,15 @@ class Auditing:
             return
         model = self._catalogue.find(judged.work.proof.manifest_root)
         claim = None if model is None else claim_of(judged.work, model.total_layers)
-        if claim is None:
+        if claim is None or (cause is Cause.ODD and claim.worker in self._odd):
             return
         try:
             self._send.send_nowait((claim, cause))
         except trio.WouldBlock:
             self._count("passed_over")
+            return
+        if cause is Cause.ODD:
+            self._odd.add(claim.worker)
 
     async def run(self) -> None:
         """Audit until cancelled; audits that are under way are forgotten then."""
@@ -139,6 +145,8 @@ class Auditing:
     async def _work(self) -> None:
         async for claim, cause in self._receive:
             await self._audit(claim, cause)
+            if cause is Cause.ODD:
+                self._odd.discard(claim.worker)
 
     # ---- One audit ----
 
@@ -162,6 +170,9 @@ class Auditing:
             code=conclusion.worker.code,
             auditors=[each.auditor for each in statements],
         )
+        if not statements:  # a mesh without replicas is not to fill its journal with that
+            self._count(NO_AUDITOR)
+            return
         if cause is Cause.ODD:  # one of the two neighbours said something else before, and was paid
             self._sampler.owe(claim.upstream)
             self._sampler.owe(claim.downstream)
@@ -239,11 +250,6 @@ class Auditing:
     async def _record(self, audit_id: bytes, claim: Claim, conclusion: Conclusion) -> None:
         worker = conclusion.worker
         self._count(worker.verdict)
-        if (
-            worker.code == NO_AUDITOR
-        ):  # nobody here can say anything: a mesh without replicas is not to fill its journal with that
-            self._count(NO_AUDITOR)
-            return
         if worker.verdict == "inconclusive":
             self._sampler.owe(claim.worker)
         await self._write_down(audit_id, claim, worker, is_worker=True)

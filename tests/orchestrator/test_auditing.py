@@ -346,14 +346,43 @@ async def test_an_odd_proof_is_audited_whatever_the_share_and_paid_once_it_has_p
         assert found.balance(WORKER.peer_id) > 0
 
 
+async def test_an_odd_proof_that_is_sent_again_and_again_is_audited_once_at_a_time(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    async with court(tmp_path, clock, three("withheld"), AuditPolicy(share=0.0)) as found:
+        found.judge(seal_proof(proof_body(0, salt_out="odd"), UPSTREAM))
+        raw = seal_proof(proof_body(1), WORKER)
+        for _ in range(3):
+            found.judge(raw)
+        await found.concluded()
+        assert len(found.orders) == 2  # two auditors, of one audit
+        found.judge(raw)
+        await found.concluded(2)
+
+
 async def test_a_mesh_without_replicas_judges_nobody_and_writes_nothing_down(
     tmp_path: Path, clock: VirtualClock
 ) -> None:
     async with court(tmp_path, clock, {}) as found:
         found.settle(lying=True)
-        await found.concluded()
-        assert found.counted("no_auditor") == 1
+        while not found.counted("no_auditor"):
+            with trio.move_on_after(0.1):
+                await trio.Event().wait()
         assert found.verdicts() == []
+
+
+async def test_an_auditor_cannot_say_that_there_is_none(tmp_path: Path, clock: VirtualClock) -> None:
+    async with court(tmp_path, clock, {"replica 0": "silent"}) as found:
+        found.settle(lying=True)
+        while not found.orders:
+            with trio.move_on_after(0.1):
+                await trio.Event().wait()
+        order = found.orders[0]
+        report = m.AuditReport(audit_id=order.audit_id, outcome="inconclusive", code="no_auditor")
+        await found.report(PeerId(order.auditor), report)
+        await found.concluded()
+        assert found.verdicts() == [(WORKER.peer_id, "inconclusive", "no_auditor")]
+        assert found.counted("no_auditor") == 0
 
 
 async def test_who_declines_or_cannot_be_reached_is_passed_over(tmp_path: Path, clock: VirtualClock) -> None:
