@@ -123,8 +123,10 @@ _PLAIN_TYPES = frozenset({int, str, bytes, bool})
 
 
 @cache
-def _canonical_order(kind: type[Message]) -> tuple[str, ...]:
+def _canonical_order(kind: type) -> tuple[str, ...]:
     """The names of a message's fields, in the order of their encodings: the shorter first."""
+    if not issubclass(kind, Message):
+        raise _NotPlain
     return tuple(sorted(kind.model_fields, key=lambda name: (len(name), name)))
 
 
@@ -134,16 +136,13 @@ def _plain(value: object) -> object:
     Raises:
         _NotPlain: there is something else in it.
     """
-    kind = type(value)
+    kind: type = type(value)
     if kind in _PLAIN_TYPES:
         return value
     if kind is tuple:
         return [_plain(item) for item in value]  # type: ignore[attr-defined] # it is a tuple
-    if not isinstance(value, Message):
-        raise _NotPlain
-    fields = value.__dict__
-    names = [name for name in _canonical_order(type(value)) if fields[name] is not None]
-    return {name: _plain(fields[name]) for name in names}
+    names, fields = _canonical_order(kind), value.__dict__
+    return {name: _plain(fields[name]) for name in names if fields[name] is not None}
 
 
 def decode_message(kind: type[MessageT], data: bytes) -> MessageT:
