@@ -6,35 +6,45 @@ late: who is there, under which lease, in which state, and where.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.dht.stage_records import signed_stage
 from tessella_p2p.wire.messages import Stages
 
-_Told: TypeAlias = tuple[bytes, str, tuple[str, ...]]
+_Gist: TypeAlias = tuple[bytes, str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The whole list at one time, and the gist of each record: made once for all who are told of it."""
+
+    stages: Stages
+    gists: tuple[tuple[PeerId, _Gist], ...]
+
+    @classmethod
+    def of(cls, stages: Stages) -> Listing:
+        """The listing of records whose signatures were verified."""
+        return cls(stages, tuple(map(_gist, stages.records)))
 
 
 class News:
     """Remembers what was told on one stream. At the beginning that is nothing, so everything is news."""
 
     def __init__(self) -> None:
-        self._told: dict[PeerId, _Told] = {}
+        self._told: dict[PeerId, _Gist] = {}
 
-    def since(self, stages: Stages) -> Stages:
-        """``stages`` with the records that say something new alone; they count as told.
-
-        Args:
-            stages: the whole list as it is now, of records whose signatures were verified.
-        """
-        gists = [_gist(raw) for raw in stages.records]
+    def since(self, listing: Listing) -> Stages:
+        """The list with the records that say something new alone; they count as told."""
+        told, stages = self._told, listing.stages
         fresh = tuple(
-            raw for raw, (peer, gist) in zip(stages.records, gists, strict=True) if self._told.get(peer) != gist
+            raw for raw, (peer, gist) in zip(stages.records, listing.gists, strict=True) if told.get(peer) != gist
         )
-        self._told = dict(gists)
+        self._told = dict(listing.gists)
         return stages.model_copy(update={"records": fresh})
 
 
-def _gist(raw: bytes) -> tuple[PeerId, _Told]:
+def _gist(raw: bytes) -> tuple[PeerId, _Gist]:
     signed = signed_stage(raw)
     return signed.envelope.signer, (signed.record.lease, signed.record.state, signed.record.addresses)

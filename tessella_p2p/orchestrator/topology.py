@@ -29,7 +29,7 @@ from tessella_p2p.base.limits import (
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Stream
 from tessella_p2p.orchestrator.membership import Membership
-from tessella_p2p.orchestrator.news import News
+from tessella_p2p.orchestrator.news import Listing, News
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import peek_sequence
 
@@ -68,7 +68,7 @@ class Topology:
         self._sealed = sealed
         self.max_streams = max_streams
         self._streams: dict[tuple[PeerId, bytes], trio.CancelScope] = {}
-        self._listed: dict[bytes, tuple[trio.Event, float, m.Stages]] = {}
+        self._listed: dict[bytes, tuple[trio.Event, float, Listing]] = {}
 
     @property
     def num_streams(self) -> int:
@@ -105,7 +105,7 @@ class Topology:
                 return None
             sequence = peek_sequence(raw)
             root = self._judge(raw, stream.peer).manifest_root
-            self._stages(root)
+            self._listing(root)
             if len(self._streams) >= self.max_streams and (stream.peer, root) not in self._streams:
                 raise Overloaded(f"{self.max_streams} topology streams are open: ask for the list")
         except (RemoteProtocolError, RefusalError) as error:
@@ -122,7 +122,7 @@ class Topology:
                 changed, now = self._membership.changed, trio.current_time()
                 if now >= whole_at + TOPOLOGY_REFRESH_S:
                     news, whole_at = News(), now
-                body = news.since(self._stages(root))
+                body = news.since(self._listing(root))
                 await self._send(stream, subscription, body)
                 await trio.sleep(TOPOLOGY_PAUSE_S)
                 while await self._is_quiet(changed) and trio.current_time() < whole_at + TOPOLOGY_REFRESH_S:
@@ -142,18 +142,18 @@ class Topology:
         with trio.fail_after(TOPOLOGY_SEND_S):
             await send_message(stream, self._sealed(stream.peer, subscription.sequence, body))
 
-    def _stages(self, root: bytes) -> m.Stages:
+    def _listing(self, root: bytes) -> Listing:
         """The list as it is now; subscribers who are told of one change share it.
 
         Raises:
             UnknownModel: the model is not served.
         """
         now = trio.current_time()
-        changed, made_at, stages = self._listed.get(root, (None, 0.0, None))
-        if stages is None or changed is not self._membership.changed or now >= made_at + TOPOLOGY_PAUSE_S:
-            stages = self._membership.stages(root)
-            self._listed[root] = (self._membership.changed, now, stages)
-        return stages
+        changed, made_at, listing = self._listed.get(root, (None, 0.0, None))
+        if listing is None or changed is not self._membership.changed or now >= made_at + TOPOLOGY_PAUSE_S:
+            listing = Listing.of(self._membership.stages(root))
+            self._listed[root] = (self._membership.changed, now, listing)
+        return listing
 
 
 async def _wait_for_end(stream: Stream, scope: trio.CancelScope) -> None:

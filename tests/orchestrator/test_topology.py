@@ -35,7 +35,7 @@ from tessella_p2p.base.limits import (
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Stream
-from tessella_p2p.orchestrator.news import News
+from tessella_p2p.orchestrator.news import Listing, News
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import open_envelope, seal
@@ -397,8 +397,8 @@ def test_a_stream_that_is_closed_in_order_is_the_end_of_it_too(tmp_path: Path) -
 # ---- news ----
 
 
-def listed(*records: bytes) -> m.Stages:
-    return m.Stages(records=records, health="healthy")
+def listed(*records: bytes) -> Listing:
+    return Listing.of(m.Stages(records=records, health="healthy"))
 
 
 def leased(name: str, serial: int = 1) -> bytes:
