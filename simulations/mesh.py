@@ -44,7 +44,7 @@ from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import CanaryMode
-from tessella_p2p.worker.service import Offer
+from tessella_p2p.worker.registration import Offer
 
 T = TypeVar("T")
 

@@ -42,7 +42,8 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.worker.context import StageContext
 from tessella_p2p.worker.proofs import ProofWriter
-from tessella_p2p.worker.service import Offer, Worker
+from tessella_p2p.worker.registration import Offer
+from tessella_p2p.worker.service import Worker
 
 LAYERS = 32
 STAGES_BEFORE, STAGES_AFTER = 16, 32

@@ -139,7 +139,7 @@ class Mesh:
         min_stages = plan.min_stages if plan.min_stages is not None else plan.workers
         self.orchestrator.arguments = [
             *("--p2p-host", "127.0.0.1", "--p2p-port", "0", "--bootstrap", self.bootstrap.p2p_address),
-            *("--api-host", "127.0.0.1", "--api-port", "0"),
+            *("--api-host", "127.0.0.1", "--api-port", "0", "--allow-private-addrs"),
             *("--model-id", plan.model, "--recipe", plan.recipe, "--min-stages", str(min_stages), *models),
         ]
         await self.launch(self.orchestrator, "orchestrator", self.orchestrator.arguments)

@@ -30,7 +30,8 @@ from tessella_p2p.worker.auditing import Auditor
 from tessella_p2p.worker.context import StageContext
 from tessella_p2p.worker.history_server import HistoryServer
 from tessella_p2p.worker.proofs import ProofWriter
-from tessella_p2p.worker.service import Offer, Worker
+from tessella_p2p.worker.registration import Offer
+from tessella_p2p.worker.service import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,15 @@ class NodeRoles:
                 reports=self._reports,
                 history=self._history,
             )
-            self.worker = Worker(context, plan.offer, self.client, self.discovery, self.proofs, around.load)
+            self.worker = Worker(
+                context,
+                plan.offer,
+                self.client,
+                self.discovery,
+                self.proofs,
+                around.load,
+                instance=around.random_bytes(16),
+            )
 
             if plan.offer.canary == "off":  # a canary's engine is wrong on purpose
                 hops = self.worker.hops

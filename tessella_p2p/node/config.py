@@ -19,6 +19,7 @@ from tessella_p2p.base.limits import (
     CHECKPOINT_S,
     HOP_TIMEOUT_S,
     ISSUANCE_PER_REQUESTER_DAY,
+    KIB,
     MAX_ADMIN_TOKEN_CHARS,
     MAX_BOOTSTRAP,
     MAX_FEDERATION_PEERS,
@@ -29,6 +30,8 @@ from tessella_p2p.base.limits import (
     MIN_CLAIM_MB,
     OOM_STREAK,
     OUTAGE_GRACE_S,
+    REGISTRATION_GRACE_S,
+    REPAIR_AFTER_S,
     STREAK_WINDOW_S,
     TRUST_LIMIT_CREDITS,
 )
@@ -61,7 +64,7 @@ _FLAG_ONLY = Spelling(only="flag", hidden=True)
 NOT_SUPPORTED: Final[Mapping[str, tuple[object, str]]] = {
     "model_cache_prune": ("off", "a stage maps its layers out of one local file, so there are no shards to delete"),
     "registration_grace_secs": (None, "a node that is not registered is an entry, and retries for ever"),
-    "allow_private_addrs": (True, "private addresses are announced and dialled like any other"),
+    "allow_private_addrs": (True, "a node dials whom its orchestrator lets in: this is the orchestrator's setting"),
     "callback_allowed_hosts": ((), "tokens go back over the peer's authenticated stream, to no HTTP host"),
 }
 """Keys of the manual whose behaviour does not exist yet: the one value that is accepted, and what holds instead."""
@@ -324,7 +327,9 @@ class NodeConfig(ModelRoleConfig):
     public_api_url: Annotated[
         HttpUrl | None,
         _EITHER,
-        Field(description="the public URL of this node's API behind a proxy; clients find it in the orchestrator's list"),
+        Field(
+            description="the public URL of this node's API behind a proxy; clients find it in the orchestrator's list"
+        ),
     ] = None
     max_input_tokens: Annotated[
         Whole | None,
@@ -467,6 +472,36 @@ class OrchestratorConfig(ModelRoleConfig):
         BeforeValidator(_listed),
         Field(max_length=65_536, description="a private mesh: a peer id that may register; none means everybody"),
     ] = ()
+    min_vram_gb: Annotated[
+        float,
+        BeforeValidator(_no_bool),
+        Field(
+            ge=0,
+            le=_MAX_CLAIM_MB / KIB,
+            allow_inf_nan=False,
+            description="the least claim that may register; the hard floor is 256 MB, and what one layer needs",
+        ),
+    ] = 0.0
+    terms: Annotated[
+        FilePath | None,
+        Field(description="a TOML file of measured memory and costs by recipe and device; else they are computed"),
+    ] = None
+    registration_grace_secs: Annotated[
+        Seconds, Field(description="how long a worker that loads its layers may stay silent before others get them")
+    ] = REGISTRATION_GRACE_S
+    allow_private_addrs: Annotated[
+        bool, Field(description="workers may be at addresses that are not reached from everywhere, as in a LAN")
+    ] = False
+    repair_after_secs: Annotated[
+        float,
+        BeforeValidator(_no_bool),
+        Field(
+            ge=0,
+            le=86_400,
+            allow_inf_nan=False,
+            description="after so long a replica is moved to a hole in the chain; 0 moves nobody unasked",
+        ),
+    ] = REPAIR_AFTER_S
     federation: Annotated[
         tuple[PinnedAddress, ...],
         BeforeValidator(_listed),

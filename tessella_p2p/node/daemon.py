@@ -37,7 +37,7 @@ from tessella_p2p.stages.quantize import conversions
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import NodeKey
-from tessella_p2p.worker.service import Offer
+from tessella_p2p.worker.registration import Offer
 
 log = structlog.get_logger(__name__)
 

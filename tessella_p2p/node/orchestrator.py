@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 import trio
@@ -15,7 +16,7 @@ from tessella_p2p.audits.tolerance import NONE_MEASURED, Tolerances
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS, MICRO_PER_CREDIT
+from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS, KIB, MICRO_PER_CREDIT
 from tessella_p2p.bridge.orchestrator_app import create_orchestrator_app
 from tessella_p2p.bridge.server import serve
 from tessella_p2p.dht.service import Discovery
@@ -32,6 +33,7 @@ from tessella_p2p.node.model_terms import model_terms
 from tessella_p2p.node.peer_address import parse_peer_address
 from tessella_p2p.node.reload import Reread, reload_on_hangup
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
+from tessella_p2p.orchestrator.admission import MemberRules
 from tessella_p2p.orchestrator.auditing import AuditPolicy
 from tessella_p2p.orchestrator.operator_log import FILE_NAME as OPERATOR_LOG
 from tessella_p2p.orchestrator.operator_log import OperatorLog
@@ -75,6 +77,12 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
                 models=[model],
                 recipe=config.recipe,
                 min_stages=config.min_stages,
+                rules=MemberRules(
+                    registration_grace_s=config.registration_grace_secs,
+                    allow_private_addrs=config.allow_private_addrs,
+                    min_claim_mb=ceil(config.min_vram_gb * KIB),
+                ),
+                repair_after_s=config.repair_after_secs or None,
                 issuance_per_day=config.issuance_per_day * MICRO_PER_CREDIT,
                 requester_pays=config.requester_pays,
                 allow=frozenset(config.allow) or None,

@@ -38,10 +38,12 @@ class MemberRules:
     Attributes:
         registration_grace_s: how long a worker that loads its range may stay silent.
         allow_private_addrs: whether a worker may be at an address that is not reached from everywhere.
+        min_claim_mb: claims below it are refused, whatever they could hold.
     """
 
     registration_grace_s: float = REGISTRATION_GRACE_S
     allow_private_addrs: bool = True
+    min_claim_mb: int = 0
 
     @property
     def grace_ms(self) -> int:

@@ -15,10 +15,12 @@ class Catalogue:
 
     Args:
         models: those of the start.
+        min_claim_mb: the operator's least claim, which raises every model's own.
     """
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
-        self._by_root = {model.manifest_root: model for model in models}
+    def __init__(self, models: Iterable[ServedModel], *, min_claim_mb: int = 0) -> None:
+        self._min_claim_mb = min_claim_mb
+        self._by_root = {model.manifest_root: model.with_least_claim(min_claim_mb) for model in models}
         self._by_name = {model.model_id: model for model in self._by_root.values()}
         self._layers = {root: model.total_layers for root, model in self._by_root.items()}
 
@@ -88,5 +90,6 @@ class Catalogue:
         """Serve ``model``, in place of what its name meant before, and no longer serve ``retired`` (see `room_for`)."""
         if retired is not None:
             del self._by_root[retired]  # as the newest of a name only where this one has the same
+        model = model.with_least_claim(self._min_claim_mb)
         self._by_root[model.manifest_root] = self._by_name[model.model_id] = model
         self._layers[model.manifest_root] = model.total_layers

@@ -135,7 +135,8 @@ class Orchestrator:
         self.allow = allow
         """The allow-list; it may be replaced while the orchestrator runs."""
         self._guard = ReplayGuard()
-        self.catalogue = Catalogue(models)
+        rules = rules or MemberRules()
+        self.catalogue = Catalogue(models, min_claim_mb=rules.min_claim_mb)
         layers = self.catalogue.total_layers
         self.federating = Federating(context, mirrors, federation, layers)
         settlement = SettlementTerms(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessella_p2p.base.errors import ConfigurationError, UnknownModel
 from tessella_p2p.base.ids import LayerRange
@@ -101,6 +101,13 @@ class ServedModel:
     def __post_init__(self) -> None:
         if not self.terms or any(terms.total_layers != self.total_layers for terms in self.terms.values()):
             raise ConfigurationError(f"{self.model_id}: terms are needed, each of {self.total_layers} layers")
+
+    def with_least_claim(self, min_mb: int) -> ServedModel:
+        """The same model, of which no claim below ``min_mb`` holds a layer."""
+        if all(terms.min_mb >= min_mb for terms in self.terms.values()):
+            return self
+        raised = {place: replace(terms, min_mb=max(terms.min_mb, min_mb)) for place, terms in self.terms.items()}
+        return replace(self, terms=raised)
 
     @property
     def recipes(self) -> tuple[str, ...]:

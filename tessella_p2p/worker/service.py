@@ -36,8 +36,6 @@ from tessella_p2p.worker.proofs import ProofWriter
 from tessella_p2p.worker.registration import Assignment, Offer, Registration
 from tessella_p2p.worker.successor import Successor
 
-__all__ = ["Assignment", "Offer", "State", "Worker"]
-
 log = structlog.get_logger(__name__)
 
 State = Literal["registering", "loading", "ready", "draining"]

@@ -106,7 +106,7 @@ async def orchestrator(home: Path, model: Path) -> AsyncIterator[tuple[Node, Tra
     node = mesh.orchestrator
     write_config(node)
     node.arguments = [
-        *("--p2p-host", "127.0.0.1", "--p2p-port", "0", "--api-port", "0"),
+        *("--p2p-host", "127.0.0.1", "--p2p-port", "0", "--api-port", "0", "--allow-private-addrs"),
         *("--model-id", str(model), "--recipe", RECIPE, "--config", str(node.home / "orchestrator.toml")),
     ]
     try:
