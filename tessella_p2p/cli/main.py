@@ -27,6 +27,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "chat": ("tessella_p2p.cli.chat:chat", "Ask a node, and read the answer as it comes."),
     "daemon": ("tessella_p2p.cli.daemons:daemon", "Run a node: worker and entry."),
     "orchestrator": ("tessella_p2p.cli.daemons:orchestrator", "Run an orchestrator: admit, split, mint, settle."),
+    "operate": ("tessella_p2p.cli.operate:operate", "Read an orchestrator's books, slash, rebalance, publish."),
     "bootstrap": ("tessella_p2p.cli.daemons:bootstrap", "Run a node that others join the DHT through."),
     "keys": ("tessella_p2p.cli.keys:keys", "Make and show identity keys."),
     "models": ("tessella_p2p.cli.models:models", "Pull models and list them."),

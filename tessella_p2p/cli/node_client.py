@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Any
 
 import httpx
@@ -31,12 +32,16 @@ class NodeClient:
 
     Args:
         api_url: ``http://HOST:PORT``.
+        transport: in place of the network.
+        bearer: a token that every request carries; it goes to this machine, or over HTTPS.
 
     Raises:
-        ConfigurationError: ``api_url`` is no URL.
+        ConfigurationError: ``api_url`` is no URL, or would show the token to the network.
     """
 
-    def __init__(self, api_url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, api_url: str, transport: httpx.BaseTransport | None = None, *, bearer: str | None = None
+    ) -> None:
         self._api_url = api_url.rstrip("/")
         try:
             url = httpx.URL(self._api_url)
@@ -44,8 +49,13 @@ class NodeClient:
             raise ConfigurationError(f"--api-url {api_url!r}: {error}") from error
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigurationError(f"--api-url {api_url!r}: http://HOST:PORT is expected")
+        if bearer is not None and url.scheme == "http" and not _is_local(url.host):
+            raise ConfigurationError(
+                f"{api_url}: a token is not sent unencrypted; use https, or a tunnel to this machine"
+            )
+        headers = {} if bearer is None else {"authorization": f"Bearer {bearer}"}
         timeout = httpx.Timeout(_READ_S, connect=_CONNECT_S)
-        self._client = httpx.Client(base_url=self._api_url, timeout=timeout, transport=transport)
+        self._client = httpx.Client(base_url=self._api_url, headers=headers, timeout=timeout, transport=transport)
 
     def __enter__(self) -> NodeClient:
         return self
@@ -62,6 +72,15 @@ class NodeClient:
             TessellaError: what the node refused with.
         """
         with self._asking(), self._client.stream("GET", path, params=parameters) as answer:
+            return _json_of(answer)
+
+    def post(self, path: str, body: Mapping[str, object]) -> Any:
+        """The JSON that is answered to ``body``.
+
+        Raises:
+            TessellaError: as `get`.
+        """
+        with self._asking(), self._client.stream("POST", path, json=body) as answer:
             return _json_of(answer)
 
     def model_id(self) -> str:
@@ -113,6 +132,13 @@ class NodeClient:
             raise TransportError(f"the node at {self._api_url} did not answer in time") from error
         except httpx.TransportError as error:
             raise StreamReset(f"the connection to {self._api_url} broke: {error}") from error
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _json_of(answer: httpx.Response) -> Any:
