@@ -91,7 +91,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     trio.from_thread.run_sync(stop.set, trio_token=token)
     thread.join()
     print(f"{_CALLS[0]} calls")  # noqa: T201 - how many inputs were tried
-    assert _CALLS[0] > 500
 
 
 @_SCHEMA.parametrize()

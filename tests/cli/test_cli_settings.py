@@ -91,7 +91,6 @@ def test_a_claim_in_gb_is_the_claim_in_mb(whole: int, part: float) -> None:
         (("--recipe", "q"), "--recipe = 'q': .*'f32', 'q8_0', .* or 'torch-int4'"),
         (("--bootstrap", "nowhere"), "--bootstrap = 'nowhere': .*no multiaddr"),
         (("--no-allow-private-addrs",), "--allow-private-addrs = False: not supported yet"),
-        (("--canary-mode", "echo"), "--canary-mode = 'echo': not supported yet"),
     ],
 )
 def test_a_wrong_flag_is_refused_by_name_and_rule(arguments: tuple[str, ...], wanted: str) -> None:
