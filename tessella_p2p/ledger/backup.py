@@ -33,7 +33,7 @@ def backup_ledger(path: Path, target: Path) -> None:
 def restore_ledger(backup: Path, path: Path, now_ms: int) -> Head:
     """Make the ledger in the new folder ``path`` out of a backup.
 
-    It reads the whole journal, and takes about a minute for ten million entries.
+    It reads the whole journal and checks its chain: some minutes for ten million entries.
 
     Args:
         backup: the folder that `backup_ledger` wrote; it stays as it is.
