@@ -10,11 +10,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from tessella_p2p.base.limits import MIB
+from tessella_p2p.base.limits import MAX_POSITIONS, MIB
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.terminal import print_json, printable
+from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES
 from tessella_p2p.weights.catalog import CATALOG
-from tessella_p2p.weights.store import PullProgress, default_models_dir, list_models, pull
+from tessella_p2p.weights.store import PullProgress, default_models_dir, list_models, pull, resolve
 
 models_dir_option = click.option(
     "--models-dir",
@@ -72,6 +73,26 @@ def pull_(model_id: str, models_dir: Path | None, as_json: bool) -> None:
         print_json({"id": model_id, "path": str(path), "bytes": path.stat().st_size})
     else:
         click.echo(path)
+
+
+@models.command("terms", epilog=EXIT_STATUS_HELP)
+@click.argument("model")
+@models_dir_option
+@click.option("--recipe", type=click.Choice(sorted(RECIPES)), default=DEFAULT_RECIPE, show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or metal.")
+@click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True)
+@click.option("--max-positions", type=click.IntRange(1, MAX_POSITIONS), help="The longest session; else as a node's.")
+def terms_(
+    model: str, models_dir: Path | None, recipe: str, device: str, threads: int, max_positions: int | None
+) -> None:
+    """Measure what the parts of MODEL cost on this machine.
+
+    Prints a table for the file that the orchestrator's setting `terms` names. Memory is computed from the model, times are measured:
+    leave the machine alone meanwhile, and measure every device of a mesh, for workers are split by the ratios.
+    """
+    from tessella_p2p.node.terms_measuring import measured_terms
+
+    click.echo(measured_terms(resolve(model, _folder(models_dir)), recipe, device, threads, max_positions), nl=False)
 
 
 def _folder(models_dir: Path | None) -> Path:

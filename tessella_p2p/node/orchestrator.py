@@ -33,6 +33,7 @@ from tessella_p2p.node.model_terms import model_terms
 from tessella_p2p.node.peer_address import parse_peer_address
 from tessella_p2p.node.reload import Reread, reload_on_hangup
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
+from tessella_p2p.node.terms_file import parse_terms
 from tessella_p2p.orchestrator.admission import MemberRules
 from tessella_p2p.orchestrator.auditing import AuditPolicy
 from tessella_p2p.orchestrator.operator_log import FILE_NAME as OPERATOR_LOG
@@ -163,7 +164,7 @@ async def _reload(orchestrator: Orchestrator, discovery: Discovery, own: PeerId,
 def _orchestrated(artifact: Artifact, config: OrchestratorConfig) -> OrchestratedModel:
     positions = config.max_positions or min(DEFAULT_MAX_POSITIONS, artifact.config.context_length)
     recipe = RECIPES[config.recipe]
-    terms: dict[tuple[str, str], ModelTerms] = {
+    computed: dict[tuple[str, str], ModelTerms] = {
         (config.recipe, device): model_terms(
             artifact.config,
             artifact.file.tensors,
@@ -179,5 +180,19 @@ def _orchestrated(artifact: Artifact, config: OrchestratorConfig) -> Orchestrate
         manifest_root=artifact.root,
         contract_hash=artifact.contract_hash,
         total_layers=artifact.config.layers,
-        terms=terms,
+        terms={**computed, **_measured(config.terms, artifact)},
     )
+
+
+def _measured(path: Path | None, artifact: Artifact) -> dict[tuple[str, str], ModelTerms]:
+    """What the operator's file says of the model.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is wrong.
+    """
+    if path is None:
+        return {}
+    try:
+        return parse_terms(path.read_text("utf-8"), artifact.model_id, artifact.config.layers)
+    except (OSError, UnicodeDecodeError, ConfigurationError) as error:
+        raise ConfigurationError(f"terms: {path}: {error}") from error
