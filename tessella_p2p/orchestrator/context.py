@@ -33,7 +33,8 @@ class OrchestratorContext:
         sequencer: numbers what is signed.
         recipe: the mesh's own, where a request names none.
         run_blocking: how the ledger is called; ``in_place`` under virtual time.
-        outcomes: how many requests were answered, by ``kind`` or ``kind:code``; and proofs, by ``proof:status``.
+        outcomes: how many requests were answered, by ``kind`` or ``kind:code``; proofs, by ``proof:status``; what the operator asked,
+            by ``operate.kind``; and how often a request's signature was looked at, ``signatures_verified``.
     """
 
     network: Network

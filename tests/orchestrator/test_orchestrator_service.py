@@ -421,10 +421,12 @@ def test_a_private_mesh_refuses_a_stranger_before_it_verifies_a_signature(
         assert isinstance(answer, Refused)
         assert answer.code == "worker_not_authorized"
         assert verified == []
+        assert made.orchestrator.outcomes["signatures_verified"] == 0
         monkeypatch.undo()
         assert isinstance(await (await made.client("friend")).call(ReadCredits()), Credits)
         with pytest.raises(NotAuthorized):
             await (await made.client("stranger")).call(ReadCredits())
+        assert made.orchestrator.outcomes["signatures_verified"] == 1
 
     run_bench(scenario, tmp_path, allow=frozenset({key_of("friend").peer_id}))
 
