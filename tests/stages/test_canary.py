@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,17 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import CacheMiss, InvalidStep
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.stages.canary import CanaryEngine, Mode, scaled, shifted
-from tessella_p2p.stages.engine import Sampled, StepInput, StepOutput, TokenLogprob
+from tessella_p2p.model.gguf import GgmlType
+from tessella_p2p.model.recipe import RECIPES
+from tessella_p2p.stages.canary import CanaryEngine, Mode, dressed, scaled, shifted
+from tessella_p2p.stages.engine import Sampled, StageEngine, StepInput, StepOutput, TokenLogprob
+from tessella_p2p.stages.loading import load_engine
 from tessella_p2p.stages.rows import MAX_PPM, body_of, cast, deviation_ppm, floats_of
 from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
 from tessella_p2p.wire.messages import Sampling
+from tests.model.tiny_gguf import write_tiny_llama
 from tests.stages.openings import STAGES
 from tests.stages.stage_runs import GREEDY, first_step, key_of
 
@@ -158,3 +163,24 @@ def test_what_is_no_number_is_as_far_off_as_can_be(wrong: float) -> None:
     assert deviation_ppm(true, got, 1) == MAX_PPM
     assert deviation_ppm(np.zeros(2, np.float32), np.array([0.0, 1.0], np.float32), 1) == MAX_PPM
     assert deviation_ppm(np.zeros(2, np.float32), np.zeros(2, np.float32), 1) == 0
+
+
+@pytest.mark.parametrize("mode", ["echo", "scale"])
+def test_a_native_stage_can_be_a_canary(tmp_path: Path, mode: Mode) -> None:
+    path = write_tiny_llama(tmp_path, matrices=GgmlType.Q4_1)
+    layers = LayerRange(1, 2)
+
+    def load() -> StageEngine:
+        return load_engine(path, layers, RECIPES["f32"], max_sessions=2, max_positions=16)
+
+    honest, canary = load(), dressed(load, mode, ME)()
+    rows = np.random.default_rng(1).standard_normal((3, 64), np.float32)
+    step = StepInput(key_of(1), 0, 3, DType.F32, rows.tobytes())
+    for engine in (honest, canary):
+        engine.open_session(key_of(1), 16)
+    (true,), (wrong,) = honest.forward([step]), canary.forward([step])
+    assert isinstance(true, StepOutput)
+    assert isinstance(wrong, StepOutput)
+    assert bytes(wrong.body) == (bytes(step.body) if mode == "echo" else scaled(true.body, DType.F32, ME))
+    off = deviation_ppm(floats_of(true.body, DType.F32), floats_of(wrong.body, DType.F32), 3)
+    assert off > 100_000, "far beyond any rounding"
