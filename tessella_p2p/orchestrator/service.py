@@ -345,7 +345,6 @@ class Orchestrator:
         context = self._context
         context.outcomes["signatures_verified"] += 1  # here and nowhere before: who is not admitted costs no verification
         now_ms = context.clock.unix_ms()
-        self.outcomes["signatures_verified"] += 1
         envelope = open_envelope(raw, m.REQUEST, now_ms=now_ms, audience=context.key.peer_id, signer=signer)
         self._guard.check(envelope, now_ms)
         return signer, envelope.message(m.RequestBody).body
