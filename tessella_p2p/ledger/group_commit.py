@@ -17,12 +17,17 @@ R = TypeVar("R")
 
 
 class _Waiting(Generic[T, R]):
-    __slots__ = ("error", "item", "result")
+    __slots__ = ("error", "item", "results")
 
     def __init__(self, item: T) -> None:
         self.item = item
-        self.result: R | None = None
+        self.results: list[R] = []
+        """The one result, once it is there."""
         self.error: BaseException | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.results) or self.error is not None
 
 
 class GroupCommit(Generic[T, R]):
@@ -55,17 +60,16 @@ class GroupCommit(Generic[T, R]):
         mine = _Waiting[T, R](item)
         with self._list:
             self._waiting.append(mine)
-        while mine.result is None and mine.error is None:
+        while not mine.is_done:
             with self._turn:
-                if mine.result is None and mine.error is None:
+                if not mine.is_done:
                     self._lead()
         if isinstance(mine.error, StorageError):
             # An error of its own for each caller: one that is raised in several threads collects all their tracebacks.
             raise StorageError(str(mine.error)) from mine.error
         if mine.error is not None:
             raise mine.error
-        assert mine.result is not None
-        return mine.result
+        return mine.results[0]
 
     def _lead(self) -> None:
         with self._list:
@@ -77,4 +81,4 @@ class GroupCommit(Generic[T, R]):
                 one.error = error
         else:
             for one, result in zip(group, results, strict=True):
-                one.result = result
+                one.results.append(result)
