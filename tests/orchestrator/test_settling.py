@@ -13,8 +13,7 @@ from tessella_p2p.base.limits import HEARTBEAT_S, MICRO_PER_CREDIT, PROOF_GRACE_
 from tessella_p2p.ledger.store import Judged
 from tessella_p2p.wire.messages import Credits, Granted, ReadCredits, SessionGrant, WorkDone, WorkSettled
 from tests.ledger.proving import Stage, proof_body, seal_proof
-from tests.orchestrator import test_orchestrator_service
-from tests.orchestrator.paper_workers import MODEL, MODEL_ID, RECIPE, ROOT, key_of, lease_of
+from tests.orchestrator.paper_workers import MODEL, MODEL_ID, NOW, RECIPE, ROOT, key_of, lease_of
 from tests.orchestrator.test_orchestrator_service import Bench, run_bench, serve_stage
 
 ALONE = "worker 0"
@@ -103,19 +102,19 @@ def test_a_model_that_is_published_while_it_runs_has_a_tail_as_well(tmp_path: Pa
 def test_proofs_that_nobody_needs_any_more_are_dropped_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def pass_days(seconds: float) -> None:
-        """Move the date, and let the orchestrator notice."""
-        monkeypatch.setattr(test_orchestrator_service, "NOW", test_orchestrator_service.NOW + round(seconds * 1000))
+    async def come_to(seconds: float) -> None:
+        """Move the date to so long after the start, and let the orchestrator notice."""
+        monkeypatch.setattr("tests.orchestrator.test_orchestrator_service.NOW", NOW + round(seconds * 1000))
         await trio.sleep(HEARTBEAT_S + 1.0)
 
     async def scenario(made: Bench) -> None:
         client = await made.client(ALONE)
         await client.ask(WorkDone(proofs=(await proven(made),)), WorkSettled)
         assert "tickets" in made.store.content()
-        await pass_days(TICKET_OPEN_S + TICKET_SETTLE_S)
+        await come_to(TICKET_OPEN_S + TICKET_SETTLE_S)
         assert not {"tickets", "proofs", "expiry"} & set(made.store.content())
         assert made.store.proof(1) is not None
-        await pass_days(PROOF_GRACE_S)
+        await come_to(TICKET_OPEN_S + TICKET_SETTLE_S + PROOF_GRACE_S)
         assert made.store.proof(1) is None
         assert made.store.content() == made.store.replay().content()
 
