@@ -364,8 +364,8 @@ class Members:
         found = self._verified(record, member.peer_id, now_ms)
         assigned = (member.manifest_root, member.recipe, member.layers)
         if (found.stage.manifest_root, found.stage.recipe, found.layers) != assigned:
-            raise InvalidRequest(
-                f"the stage record is not for layers {member.layers}, which are assigned", param="record"
+            raise NotAuthorized(
+                f"the stage record is for layers {found.layers}, and {member.layers} are assigned: register again"
             )
         if found.sequence <= member.record_sequence:
             return member

@@ -18,37 +18,14 @@ from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import REPAIR_AFTER_S
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.orchestrator.member import MemberState, MoveOrdered
-from tessella_p2p.orchestrator.service import Orchestrator
 from tessella_p2p.wire import messages as m
-from tessella_p2p.worker.service import Worker
+from tests.orchestrator.running_mesh import held, held_by, orchestrator_of, worker_of
 from tests.worker.hostile_mesh import PROMPT, eventually, pass_time
 
 
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock()
-
-
-def worker_of(node: SimulatedNode) -> Worker:
-    assert node.roles is not None
-    assert node.roles.worker is not None
-    return node.roles.worker
-
-
-def orchestrator_of(mesh: SimulatedMesh) -> Orchestrator:
-    assert mesh.orchestrator is not None
-    return mesh.orchestrator
-
-
-def held(mesh: SimulatedMesh) -> list[tuple[int, int]]:
-    """What is served, as the workers themselves see it."""
-    found = []
-    for node in mesh.nodes:
-        worker = worker_of(node)
-        if worker.state == "ready" and worker.assignment is not None and worker.stage is not None:
-            assert worker.stage.engine.layers == worker.assignment.layers
-            found.append(worker.assignment.layers.as_tuple())
-    return sorted(found)
 
 
 async def rebalance(mesh: SimulatedMesh, **changes: object) -> m.RebalancePlan:
@@ -211,12 +188,6 @@ async def test_a_hole_that_stays_is_filled_by_a_replica(tmp_path: Path, clock: V
         await eventually(lambda: gap in held(mesh), 2 * REPAIR_AFTER_S)
         await mesh.wait_listed(mesh.nodes[0])
         assert (await mesh.ask(mesh.nodes[0], PROMPT, 20)).token_ids == mesh.expected(PROMPT, 20)
-
-
-def held_by(node: SimulatedNode) -> tuple[int, int]:
-    assignment = worker_of(node).assignment
-    assert assignment is not None
-    return assignment.layers.as_tuple()
 
 
 async def test_a_model_that_is_not_served_is_not_split_anew(tmp_path: Path, clock: VirtualClock) -> None:
