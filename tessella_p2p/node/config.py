@@ -64,7 +64,7 @@ _FLAG_ONLY = Spelling(only="flag", hidden=True)
 NOT_SUPPORTED: Final[Mapping[str, tuple[object, str]]] = {
     "model_cache_prune": ("off", "a stage maps its layers out of one local file, so there are no shards to delete"),
     "registration_grace_secs": (None, "a node that is not registered is an entry, and retries for ever"),
-    "allow_private_addrs": (True, "a node dials whom its orchestrator lets in: this is the orchestrator's setting"),
+    "allow_private_addrs": (True, "whom a node dials its orchestrator decides, whose setting it is"),
     "callback_allowed_hosts": ((), "tokens go back over the peer's authenticated stream, to no HTTP host"),
 }
 """Keys of the manual whose behaviour does not exist yet: the one value that is accepted, and what holds instead."""
