@@ -21,7 +21,7 @@ class Part(Protocol):
         ...
 
     def reach(self, start: int, end: int, most: int) -> int:
-        """See `rebalance.Holder.reach`."""
+        """See `waves.Holder.reach`."""
         ...
 
 

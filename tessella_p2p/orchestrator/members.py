@@ -24,14 +24,14 @@ The core does no I/O and knows no clock: `handle(event, now_ms)` returns effects
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, NotAuthorized, Overloaded
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MAX_MEMBERS, MOVE_TIMEOUT_S
 from tessella_p2p.ledger.assignments import Assignment
-from tessella_p2p.model.coverage import Coverage, walk
+from tessella_p2p.model.coverage import Coverage
 from tessella_p2p.orchestrator.admission import (
     OFFLINE_MS,
     MemberRules,
@@ -67,6 +67,16 @@ from tessella_p2p.orchestrator.member import (
 from tessella_p2p.orchestrator.roster import Roster, mesh_of
 from tessella_p2p.orchestrator.stage_records import LeasedStage, verify_stage_record
 from tessella_p2p.orchestrator.terms import ModelTerms, ServedModel
+from tessella_p2p.orchestrator.transitions import (
+    deadline,
+    is_news,
+    known,
+    may_keep,
+    moved,
+    readmitted,
+    registered,
+    with_record,
+)
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import Acknowledged, Announce, Assigned, Ready, Register, UpdateAssignment
 
@@ -153,7 +163,7 @@ class Members:
 
     def next_deadline(self) -> int | None:
         """When the next member will have been silent for too long, or its lease be forgotten (Unix milliseconds)."""
-        return min((_deadline(member) for member in self._roster.members()), default=None)
+        return min((deadline(member) for member in self._roster.members()), default=None)
 
     # ---- What it knows ----
 
@@ -214,26 +224,7 @@ class Members:
         self._check_room(before)
         layers = self._allocate(peer, request, model, before)
         issued = self._leases.issue(peer, model, request.recipe, layers, canary=request.canary != "off", now_ms=now_ms)
-        member = Member(
-            peer_id=peer,
-            model_id=model.model_id,
-            manifest_root=model.manifest_root,
-            recipe=request.recipe,
-            layers=layers,
-            state=MemberState.PENDING_LOAD,
-            serial=issued.serial,
-            lease=issued.sealed,
-            lease_expires_at=issued.expires_at,
-            last_seen=now_ms,
-            silent_until=now_ms + self._rules.grace_ms,
-            addresses=request.addresses,
-            claim_mb=request.claim_mb,
-            device=request.device,
-            bound=None if request.layers is None else LayerRange(*request.layers),
-            canary=request.canary,
-            api_url=request.api_url,
-            instance=request.instance,
-        )
+        member = registered(peer, request, model, layers, issued, now_ms, self._rules.grace_ms)
         effects = [*issued.effects, *self._roster.put(member), *self._complete_mesh(member)]
         return [*effects, self._assigned(member, now_ms)]
 
@@ -258,7 +249,7 @@ class Members:
                 return before.layers
             canaries = [one.layers for one in self._roster.of(mesh) if one.is_canary and one.peer_id != peer]
             return allocate_copy(terms, others, canaries, request.claim_mb, wanted=wanted)
-        if before is not None and keeps and _may_keep(before, others, model.total_layers):
+        if before is not None and keeps and may_keep(before, others, model.total_layers):
             return before.layers
         return allocate(terms, others, request.claim_mb, min_stages=self.min_stages, wanted=wanted)
 
@@ -305,11 +296,11 @@ class Members:
         if member is not None:
             check_instance(member, request.instance)
         if member is not None and member.move is not None and request.serial == member.move.serial:
-            member = _moved(member, member.move)
-        elif request.record is not None and _is_news(member, request.serial, now_ms):
+            member = moved(member, member.move)
+        elif request.record is not None and is_news(member, request.serial, now_ms):
             return self._readmitted(peer, member, request.record, now_ms)
         else:
-            member = _known(peer, member, request.serial, now_ms)
+            member = known(peer, member, request.serial, now_ms)
         if request.record is not None and request.state != "loading":
             return self._with_record(member, request.record, now_ms)
         return member
@@ -334,48 +325,14 @@ class Members:
         self._check_room(before)
         if found.stage.total_layers != model.total_layers:
             raise InvalidRequest("the stage record states another number of layers", param="total_layers")
-        return Member(
-            peer_id=peer,
-            model_id=model.model_id,
-            manifest_root=model.manifest_root,
-            recipe=found.lease.recipe,
-            layers=found.layers,
-            state=MemberState.READY,
-            serial=found.lease.serial,
-            lease=found.stage.lease,
-            lease_expires_at=0,  # so that it gets a lease of its own right away
-            last_seen=now_ms,
-            silent_until=now_ms,
-            addresses=found.stage.addresses,
-            record=found.raw,
-            record_sequence=found.sequence,
-            record_expires_at=found.expires_at,
-            claim_mb=0 if before is None else before.claim_mb,
-            device=None if before is None else before.device,
-            bound=None if before is None else before.bound,
-            canary="off" if before is None or not found.lease.canary else before.canary,
-            api_url=None if before is None else before.api_url,
-        )
+        return readmitted(found, model, before, now_ms)
 
     def _with_record(self, member: Member, record: bytes, now_ms: int) -> Member:
         """The member with ``record``, unless it has that one or a newer one."""
         if record == member.record:
             return member
         found = self._verified(record, member.peer_id, now_ms)
-        assigned = (member.manifest_root, member.recipe, member.layers)
-        if (found.stage.manifest_root, found.stage.recipe, found.layers) != assigned:
-            raise NotAuthorized(
-                f"the stage record is for layers {found.layers}, and {member.layers} are assigned: register again"
-            )
-        if found.sequence <= member.record_sequence:
-            return member
-        return replace(
-            member,
-            record=found.raw,
-            record_sequence=found.sequence,
-            record_expires_at=found.expires_at,
-            addresses=found.stage.addresses,
-        )
+        return with_record(member, found)
 
     def _verified(self, record: bytes, peer: PeerId, now_ms: int) -> LeasedStage:
         found = verify_stage_record(record, peer, self._issuers, now_ms)
@@ -438,7 +395,7 @@ class Members:
             if member.move is not None and member.move.until <= now_ms:
                 member = replace(member, move=None)
                 effects += self._roster.put(member)
-            if _deadline(member) > now_ms:
+            if deadline(member) > now_ms:
                 continue
             if member.state in (MemberState.OFFLINE, MemberState.LEFT):
                 effects += self._roster.remove(member.peer_id)
@@ -472,51 +429,3 @@ class Members:
                 records=self.listed(member.manifest_root, now_ms),
             )
         )
-
-
-def _known(peer: PeerId, member: Member | None, serial: int, now_ms: int) -> Member:
-    if member is None or member.state is MemberState.LEFT:
-        raise NotAuthorized(f"{peer} is not a member: register again")
-    if serial > member.serial or member.lease_expires_at <= now_ms:
-        raise NotAuthorized(f"lease {serial} of {peer} is not in force: register again")
-    return member
-
-
-def _is_news(member: Member | None, serial: int, now_ms: int) -> bool:
-    """Whether a worker shows a lease that this orchestrator knows nothing of: it may be its own, of before a restart or an order."""
-    if member is None:
-        return True
-    return member.state is not MemberState.LEFT and (member.lease_expires_at <= now_ms or serial > member.serial)
-
-
-def _moved(member: Member, move: Move) -> Member:
-    """The member once it shows the lease of its order: that is what it holds now."""
-    return replace(
-        member,
-        layers=move.layers,
-        state=MemberState.PENDING_LOAD,
-        serial=move.serial,
-        lease=move.lease,
-        # A lease of the layers before may have been renewed meanwhile; then this one is not the newest, and is renewed too.
-        lease_expires_at=move.lease_expires_at if move.serial > member.serial else 0,
-        record=None,
-        record_sequence=-1,
-        record_expires_at=0,
-        move=None,
-    )
-
-
-def _may_keep(before: Member, others: Collection[LayerRange], total_layers: int) -> bool:
-    """Whether a worker that registers again gets its range again.
-
-    It does when nobody else has that, and while the range counts as its own; but a replica goes where a hole needs it.
-    """
-    if any(hole.contains(before.layers) for hole in walk(others, total_layers).holes):
-        return True
-    return before.state in ASSIGNED and not walk([*others, before.layers], total_layers).holes
-
-
-def _deadline(member: Member) -> int:
-    if member.state in (MemberState.OFFLINE, MemberState.LEFT):
-        return max(member.lease_expires_at, member.last_seen + OFFLINE_MS)
-    return member.silent_until

@@ -32,9 +32,10 @@ from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.member import ASSIGNED, Member, MemberState, MoveAbandoned, MoveOrdered
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.orders import Orders
-from tessella_p2p.orchestrator.rebalance import Holder, Plan, PlannedMove, Wave, plan_rebalance, plan_repair
+from tessella_p2p.orchestrator.rebalance import Plan, plan_rebalance, plan_repair
 from tessella_p2p.orchestrator.roster import Mesh, mesh_of
 from tessella_p2p.orchestrator.terms import ModelTerms
+from tessella_p2p.orchestrator.waves import Holder, PlannedMove, Wave
 from tessella_p2p.wire import messages as m
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

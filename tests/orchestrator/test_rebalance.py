@@ -14,8 +14,9 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.model.coverage import walk
 from tessella_p2p.orchestrator.allocator import allocate
 from tessella_p2p.orchestrator.layout import lay_out
-from tessella_p2p.orchestrator.rebalance import Holder, Plan, plan_rebalance, plan_repair
+from tessella_p2p.orchestrator.rebalance import Plan, plan_rebalance, plan_repair
 from tessella_p2p.orchestrator.terms import ModelTerms
+from tessella_p2p.orchestrator.waves import Holder
 
 TOTAL = 12
 EVEN = ModelTerms(total_layers=TOTAL, layer_mb=8, kv_mb=2, embedding_mb=0, head_mb=0, usable_pct=100)
