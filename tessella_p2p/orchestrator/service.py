@@ -344,6 +344,7 @@ class Orchestrator:
             raise WorkerNotAuthorized(f"{signer} is not on the allow-list of this private mesh")
         context = self._context
         now_ms = context.clock.unix_ms()
+        self.outcomes["signatures_verified"] += 1  # here and nowhere before: who is not admitted costs no verification
         envelope = open_envelope(raw, m.REQUEST, now_ms=now_ms, audience=context.key.peer_id, signer=signer)
         self._guard.check(envelope, now_ms)
         return signer, envelope.message(m.RequestBody).body
