@@ -497,5 +497,19 @@ HISTORY_REQUEST_S = 10.0
 """From a history stream's first byte to its request, and how long one frame may take."""
 MAX_WAITING_AUDITS = 4
 """Audit orders that one worker takes before it has carried them out."""
+GUEST_KEPT_S = 20.0
+"""How long a range that was loaded for an audit stays loaded, for the next order may be of the same one."""
+AUDIT_LOAD_S = 120.0
+"""How much longer an auditor has that loads the range first."""
 AUDIT_ROWS = 32
 """Rows of one step of a recomputation: what a turn of paying sessions may have to wait for."""
+
+# Revocation
+MAX_REVOCATIONS = MAX_MEMBERS
+"""Revocations that one orchestrator remembers; the oldest makes room."""
+MAX_LISTED_REVOCATIONS = 384
+"""Revocations in one answer, the newest: beside `MAX_LISTED_BYTES` they fit into an envelope."""
+REVOCATION_TOLD_S = LEASE_TTL_S + OUTAGE_GRACE_S
+"""How long a revocation is told: after that no node counts the revoked leases any more."""
+REVOCATION_KEPT_S = LEASE_TTL_S + TICKET_OPEN_S + TICKET_SETTLE_S
+"""How long it is remembered: after that no work under the revoked leases can be settled any more."""

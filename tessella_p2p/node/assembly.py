@@ -28,6 +28,7 @@ from tessella_p2p.wire.envelope import Sequencer
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.worker.auditing import Auditor
 from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.guest_stage import GuestStage
 from tessella_p2p.worker.history_server import HistoryServer
 from tessella_p2p.worker.proofs import ProofWriter
 from tessella_p2p.worker.registration import Offer
@@ -42,7 +43,7 @@ class Surroundings:
         rng: decisions that need no secrecy (gossip fan-out, refresh).
         random_bytes: secrets: session ids and digest keys.
         run_blocking: how the disk is waited for.
-        load: loads a range of layers; it must not block the event loop.
+        load: loads a range of layers, to serve it or to audit others; it must not block the event loop.
         watchdog: watches the event loop; None under virtual time, where nothing is late.
     """
 
@@ -123,6 +124,7 @@ class NodeRoles:
         )
         self.worker: Worker | None = None
         self.auditor: Auditor | None = None
+        self.guests: GuestStage | None = None
         if plan.offer is not None and self.client is not None:
             context = StageContext(
                 network=around.network,
@@ -137,20 +139,25 @@ class NodeRoles:
                 reports=self._reports,
                 history=self._history,
             )
+            guests = GuestStage(around.load, self._has_room)
             self.worker = Worker(
                 context,
                 plan.offer,
                 self.client,
                 self.discovery,
                 self.proofs,
-                around.load,
+                guests.load_own,
                 instance=around.random_bytes(16),
             )
 
             if plan.offer.canary == "off":  # a canary's engine is wrong on purpose
                 hops = self.worker.hops
-                self.auditor = Auditor(context, self.client, lambda: hops.serving, around.random_bytes)
+                self.guests = guests
+                self.auditor = Auditor(context, self.client, lambda: hops.serving, around.random_bytes, guests)
                 self.worker.orders.on_audit = self.auditor.take
+
+    def _has_room(self) -> bool:
+        return self.worker is not None and not self.worker.has_layers_beside
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -171,7 +178,8 @@ class NodeRoles:
                     await roles.start(self.entry.run)
                     if self.worker is not None:
                         await roles.start(self.worker.run)
-                    if self.auditor is not None:
+                    if self.auditor is not None and self.guests is not None:
+                        await roles.start(self.guests.run)
                         roles.start_soon(self.auditor.run)
                     task_status.started()
             finally:

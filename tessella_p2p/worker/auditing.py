@@ -1,17 +1,19 @@
 """The auditor (shell): takes an order, repeats what another worker proved, and reports what came out.
 
-It repeats the work as one more session of the stage that it serves anyway: of the same layers, in the lowest tier, a few rows at a
-time, and only while that leaves a place for somebody who pays. What it is shown is believed as far as its digest is the order's.
+Of the layers that it serves anyway it repeats the work as one more session of its stage: in the lowest tier, a few rows at a time, and
+only while that leaves a place for somebody who pays. Other layers are loaded for it, beside the stage, and let go again; see
+`guest_stage`. Either way it rests as long as it has computed where others are at work here. What it is shown is believed as far as
+its digest is the order's.
 
     order ──take──▶ queue ──▶ input of the upstream peer ─┐
-                                                          ├─ the stage's own engine ──▶ digests ──▶ report
+                                                          ├─ the stage, or a guest ──▶ digests ──▶ report
                      (by tolerance) output downstream ────┘
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -30,11 +32,12 @@ from tessella_p2p.base.errors import (
     TessellaError,
     TransportError,
 )
-from tessella_p2p.base.ids import PeerId, SessionId
+from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import AUDIT_ROWS, MAX_WAITING_AUDITS
 from tessella_p2p.ledger.client import OrchestratorPort
-from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput, StepOutput, TokenSampler
+from tessella_p2p.stages.engine import SessionKey, StepInput, StepOutput, TokenSampler
 from tessella_p2p.stages.opening import StageIdentity
+from tessella_p2p.stages.pending import StepResult
 from tessella_p2p.stages.recomputation import Recomputation
 from tessella_p2p.stages.rows import cast
 from tessella_p2p.stages.sampler import sampler_of
@@ -43,6 +46,7 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import peek_signer
 from tessella_p2p.wire.frames import DType
 from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.guest_stage import GuestStage
 from tessella_p2p.worker.history_reader import HistoryReader, Piece, open_history
 
 log = structlog.get_logger(__name__)
@@ -80,6 +84,7 @@ class Auditor:
         client: where reports go: to the orchestrator that ordered the audit.
         serving: the stage that this node serves now, and as what; None while it serves none.
         random_bytes: for session ids that nobody guesses.
+        guests: where other layers than this node's are loaded; None audits none of those.
     """
 
     def __init__(
@@ -88,7 +93,9 @@ class Auditor:
         client: OrchestratorPort,
         serving: Callable[[], Serving | None],
         random_bytes: Callable[[int], bytes],
+        guests: GuestStage | None = None,
     ) -> None:
+        self._guests = guests
         self._context = context
         self._client = client
         self._serving = serving
@@ -101,7 +108,7 @@ class Auditor:
         """Take an order whose envelope ``raw`` was verified; an `orders.AuditHandler`.
 
         Raises:
-            InvalidRequest: it is not for this node, or for another stage than it serves.
+            InvalidRequest: it is not for this node, or for a stage that it neither serves nor may load.
             Expired: there is no time left for it.
             Overloaded: this node serves no stage now, or as many orders as it takes wait already.
         """
@@ -118,8 +125,13 @@ class Auditor:
     def _check(self, order: m.AuditOrder, stage: StageService, identity: StageIdentity) -> None:
         if order.auditor != identity.peer_id or order.audited == identity.peer_id:
             raise InvalidRequest("an order for another auditor, or for an audit of oneself", param="auditor")
-        if (order.manifest_root, order.layers) != (identity.manifest_root, identity.layers.as_tuple()):
-            raise InvalidRequest(f"this stage serves layers {identity.layers} of another artifact or range", "layers")
+        if order.manifest_root != identity.manifest_root:
+            raise InvalidRequest("this stage serves another artifact", param="manifest_root")
+        is_own = order.layers == identity.layers.as_tuple()
+        if not is_own and (self._guests is None or order.comparison != "bitwise"):
+            raise InvalidRequest(f"this stage serves layers {identity.layers}", param="layers")
+        if LayerRange(*order.layers).end > identity.total_layers:
+            raise InvalidRequest(f"the model has {identity.total_layers} layers", param="layers")
         if order.comparison == "bitwise" and order.recipe != identity.recipe:
             raise InvalidRequest(f"this stage computes {identity.recipe}, not {order.recipe}", param="recipe")
         if order.comparison == "tolerance" and (stage.engine.is_tail or order.output_digest is None):
@@ -177,28 +189,48 @@ class Auditor:
         Raises:
             _Withheld: a neighbour showed nothing, too little, or something else.
             InvalidRequest: this node serves another stage by now.
-            Overloaded, CacheMiss, PromptTooLong: its own stage has no room, or failed.
+            Overloaded, CacheMiss, PromptTooLong: there is no room now, or the stage failed.
         """
         order = taken.order
         serving = self._serving()
         if serving is None:
             raise Overloaded("this node serves no stage right now")
-        stage, identity = serving
-        self._check(order, stage, identity)
-        if stage.num_sessions and stage.num_sessions >= stage.engine.max_sessions - 1:
-            raise Overloaded(f"{stage.num_sessions} sessions are open; the last place is for somebody who pays")
+        home, identity = serving
+        self._check(order, home, identity)
         async with AsyncExitStack() as stack:
+            stage = await stack.enter_async_context(self._stage_for(order, home, identity))
             with _blaming(order.upstream):
                 inputs = await stack.enter_async_context(open_history(self._context, order, taken.raw, "input"))
             outputs: HistoryReader | None = None
             if order.comparison == "tolerance":
                 with _blaming(order.downstream):
                     outputs = await stack.enter_async_context(open_history(self._context, order, taken.raw, "output"))
-            found = await self._recomputed(order, stage, inputs, outputs)
+            found = await self._recomputed(order, stage, home, inputs, outputs)
         return _conclusion(order, found)
 
+    @asynccontextmanager
+    async def _stage_for(
+        self, order: m.AuditOrder, home: StageService, identity: StageIdentity
+    ) -> AsyncIterator[StageService]:
+        """The stage that recomputes: this node's own where it serves those layers, else a guest."""
+        layers = LayerRange(*order.layers)
+        if layers == identity.layers:
+            if home.num_sessions and home.num_sessions >= home.engine.max_sessions - 1:
+                raise Overloaded(f"{home.num_sessions} sessions are open; the last place is for somebody who pays")
+            yield home
+        elif self._guests is None:
+            raise InvalidRequest(f"this stage serves layers {identity.layers}", param="layers")
+        else:
+            async with self._guests.borrowed(layers) as guest:
+                yield guest
+
     async def _recomputed(
-        self, order: m.AuditOrder, stage: StageService, inputs: HistoryReader, outputs: HistoryReader | None
+        self,
+        order: m.AuditOrder,
+        stage: StageService,
+        home: StageService,
+        inputs: HistoryReader,
+        outputs: HistoryReader | None,
     ) -> Recomputation:
         engine = stage.engine
         found = Recomputation(
@@ -217,12 +249,18 @@ class Auditor:
             while found.positions < order.positions:
                 with _blaming(order.upstream):
                     piece = await inputs.next(AUDIT_ROWS)
-                answer = await _answered(order, stage, key, found.positions, piece, sampler)
+                result = await _answered(order, stage, key, found.positions, piece, sampler)
+                answer = result.output
+                if isinstance(answer, TessellaError):
+                    raise answer
                 claimed: StepOutput | None = None
                 if outputs is not None:
                     with _blaming(order.downstream):
                         claimed = await _claimed(outputs, piece.rows, engine.hidden_size)
                 found.step(piece.body, piece.rows, answer, draws=piece.draws, claimed=claimed)
+                others = home.queue_depth if stage is home else home.num_sessions
+                if others:
+                    await trio.sleep(result.compute_us / 1e6)
         finally:
             with trio.CancelScope(shield=True):
                 await stage.close(key)
@@ -255,12 +293,11 @@ async def _answered(
     position: int,
     piece: Piece,
     sampler: TokenSampler | None,
-) -> StepOutput | Sampled | None:
-    """What this node's engine makes of a piece; with others at work it rests as long as it has computed.
+) -> StepResult:
+    """What the engine makes of a piece.
 
     Raises:
         _Withheld: no stage can have computed this.
-        CacheMiss, Overloaded: the engine failed, or has no room.
     """
     engine = stage.engine
     body, dtype = piece.body, piece.dtype
@@ -270,11 +307,7 @@ async def _answered(
     result = await stage.step(StepInput(key, position, piece.rows, dtype, body, sample))
     if isinstance(result.output, InvalidStep):
         raise _Withheld(order.upstream, result.output)
-    if isinstance(result.output, TessellaError):
-        raise result.output
-    if stage.queue_depth:
-        await trio.sleep(result.compute_us / 1e6)
-    return result.output
+    return result
 
 
 async def _claimed(outputs: HistoryReader, rows: int, width: int) -> StepOutput:

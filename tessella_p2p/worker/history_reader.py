@@ -1,8 +1,11 @@
-"""The asking half of ``/tessella/history/1`` (shell): rows of an audited stage's neighbour, a few at a time."""
+"""The asking half of ``/tessella/history/1`` (shell): rows of an audited stage's neighbour, a few at a time.
+
+Where nobody else can audit, the upstream peer does it; then it reads what it kept itself, and asks nobody.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,12 +20,13 @@ from tessella_p2p.base.errors import (
     StreamReset,
     error_from_code,
 )
-from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import HISTORY_REQUEST_S, MAX_ENVELOPE_BYTES
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Stream
 from tessella_p2p.stages.engine import Buffer
 from tessella_p2p.stages.frame_link import FrameReader
+from tessella_p2p.stages.history import TrackKey
 from tessella_p2p.stages.opening import open_hash
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
@@ -44,17 +48,18 @@ class Piece:
 class HistoryReader:
     """What one neighbour shows. `open_history` makes it.
 
+    Args:
+        receive: its next frame; see `next`.
+
     Attributes:
         opened: the hash of the chain-open that it shows.
         body: the chain-open.
     """
 
-    def __init__(self, stream: Stream, order: m.AuditOrder, raw_open: bytes) -> None:
+    def __init__(self, order: m.AuditOrder, raw_open: bytes, receive: Callable[[], Awaitable[Frame]]) -> None:
         self.opened = open_hash(raw_open)
         self.body = _open_of(raw_open, order)
-        self._order = order
-        self._reader = FrameReader(stream, self._wants)
-        self._position = 0
+        self._receive = receive
         self._frame: Frame | None = None
         self._rows_taken = 0
 
@@ -89,7 +94,16 @@ class HistoryReader:
             pieces.append(await self.next(left))
         return b"".join(piece.body for piece in pieces), pieces[0].dtype
 
-    async def _receive(self) -> Frame:
+
+class _Shown:
+    """Frames as a neighbour sends them."""
+
+    def __init__(self, stream: Stream, order: m.AuditOrder) -> None:
+        self._order = order
+        self._reader = FrameReader(stream, self._wants)
+        self._position = 0
+
+    async def receive(self) -> Frame:
         with trio.move_on_after(HISTORY_REQUEST_S):
             frame = await self._reader.receive()
             if frame is None:
@@ -109,6 +123,29 @@ class HistoryReader:
         if header.trace_entries:
             raise MalformedMessage("a trace in a history")
         return True
+
+
+def _own_history(context: StageContext, order: m.AuditOrder, side: m.HistorySide) -> HistoryReader:
+    """What this node kept itself.
+
+    Raises:
+        CacheMiss: nothing, or too little.
+    """
+    key = TrackKey(SessionId(order.session), order.epoch, side, PeerId(order.audited))
+    track = None if context.history is None else context.history.find(key)
+    kept = 0 if track is None else track.positions(order.positions)
+    if track is None or kept < order.positions:
+        raise CacheMiss(f"this node kept {kept} positions of {order.positions} itself")
+    frames = track.frames(order.positions)
+
+    async def receive() -> Frame:
+        await trio.lowlevel.checkpoint()
+        frame = next(frames, None)
+        if frame is None:
+            raise CacheMiss(f"the history ends before position {order.positions}")
+        return frame
+
+    return HistoryReader(order, track.opened, receive)
 
 
 def _open_of(raw: bytes, order: m.AuditOrder) -> m.ChainOpen:
@@ -141,6 +178,9 @@ async def open_history(
     peer, addresses = PeerId(order.upstream), order.upstream_addresses
     if side == "output":
         peer, addresses = PeerId(order.downstream), order.downstream_addresses
+    if peer == context.key.peer_id:
+        yield _own_history(context, order, side)
+        return
     now_ms = context.clock.unix_ms()
     sequence = context.sequencer.next(m.HISTORY_REQUEST, now_ms)
     request = seal(
@@ -169,7 +209,7 @@ async def open_history(
             raise RemoteProtocolError("a history of another session, or of its other side")
         if head.positions < order.positions:
             raise CacheMiss(f"{peer} kept {head.positions} positions of {order.positions}")
-        yield HistoryReader(stream, order, head.open)
+        yield HistoryReader(order, head.open, _Shown(stream, order).receive)
     finally:
         with trio.CancelScope(shield=True):
             await stream.reset()

@@ -88,6 +88,11 @@ class Worker:
         """Why this node serves no layers; None where it does."""
         return self._registration.last_refusal
 
+    @property
+    def has_layers_beside(self) -> bool:
+        """Whether it holds, or is loading, other layers beside those that it serves."""
+        return self._successor.is_expected
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Then open sessions end with their proofs written, and the orchestrator is told."""
         async with trio.open_nursery() as nursery:

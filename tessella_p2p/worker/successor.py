@@ -53,6 +53,11 @@ class Successor:
         return None if beside is None or beside.stage is None else beside.assignment.serial
 
     @property
+    def is_expected(self) -> bool:
+        """Whether other layers are ordered, or loaded or being loaded beside."""
+        return self._ordered is not None or self._beside is not None
+
+    @property
     def takes_over(self) -> bool:
         """Whether the next stage is ordered, and loaded: it takes the place of the one that serves, and nobody drains first."""
         return self._ordered is not None and self.prepared is not None
