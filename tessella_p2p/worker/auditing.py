@@ -13,7 +13,7 @@ its digest is the order's.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -35,6 +35,7 @@ from tessella_p2p.base.errors import (
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import AUDIT_ROWS, MAX_WAITING_AUDITS
 from tessella_p2p.ledger.client import OrchestratorPort
+from tessella_p2p.model.recipe import RECIPES, base_name
 from tessella_p2p.stages.engine import SessionKey, StepInput, StepOutput, TokenSampler
 from tessella_p2p.stages.opening import StageIdentity
 from tessella_p2p.stages.pending import StepResult
@@ -136,6 +137,8 @@ class Auditor:
             raise InvalidRequest(f"this stage computes {identity.recipe}, not {order.recipe}", param="recipe")
         if order.comparison == "tolerance" and (stage.engine.is_tail or order.output_digest is None):
             raise InvalidRequest("by tolerance rows are compared, with those of a digest", param="comparison")
+        if order.comparison == "tolerance" and base_name(order.recipe) not in RECIPES:
+            raise InvalidRequest("nobody knows what the rows of this recipe are", param="recipe")
         if not 1 <= order.positions <= stage.engine.max_positions:
             raise InvalidRequest(f"this stage holds {stage.engine.max_positions} positions", param="positions")
         if self._left_s(order) <= 0:
@@ -197,14 +200,20 @@ class Auditor:
             raise Overloaded("this node serves no stage right now")
         home, identity = serving
         self._check(order, home, identity)
+        rows = _rows_dtype(order, home)
+
+        def neighbours(side: m.HistorySide, dtype: DType) -> AbstractAsyncContextManager[HistoryReader]:
+            return open_history(self._context, order, taken.raw, side, dtype)
+
         async with AsyncExitStack() as stack:
             stage = await stack.enter_async_context(self._stage_for(order, home, identity))
             with _blaming(order.upstream):
-                inputs = await stack.enter_async_context(open_history(self._context, order, taken.raw, "input"))
+                wanted = DType.U32 if stage.engine.is_head else rows
+                inputs = await stack.enter_async_context(neighbours("input", wanted))
             outputs: HistoryReader | None = None
             if order.comparison == "tolerance":
                 with _blaming(order.downstream):
-                    outputs = await stack.enter_async_context(open_history(self._context, order, taken.raw, "output"))
+                    outputs = await stack.enter_async_context(neighbours("output", rows))
             found = await self._recomputed(order, stage, home, inputs, outputs)
         return _conclusion(order, found)
 
@@ -286,6 +295,11 @@ class Auditor:
             await trio.sleep(_RETRY_S)
 
 
+def _rows_dtype(order: m.AuditOrder, home: StageService) -> DType:
+    """What the hidden states of the audited recipe are: a digest covers their bytes, and says nothing of it."""
+    return home.engine.wire_dtype if order.comparison == "bitwise" else RECIPES[base_name(order.recipe)].wire_dtype
+
+
 async def _answered(
     order: m.AuditOrder,
     stage: StageService,
@@ -301,7 +315,7 @@ async def _answered(
     """
     engine = stage.engine
     body, dtype = piece.body, piece.dtype
-    if not engine.is_head and DType.U32 not in (dtype, DType.NONE) and dtype is not engine.wire_dtype:
+    if not engine.is_head and dtype is not engine.wire_dtype:  # by tolerance alone
         body, dtype = cast(body, dtype, engine.wire_dtype), engine.wire_dtype
     sample = sampler if piece.draws else None
     result = await stage.step(StepInput(key, position, piece.rows, dtype, body, sample))
@@ -313,7 +327,7 @@ async def _answered(
 async def _claimed(outputs: HistoryReader, rows: int, width: int) -> StepOutput:
     """Rows that the downstream peer shows. Raises `RemoteProtocolError` for such as are no rows of this stage's."""
     body, dtype = await outputs.exactly(rows)
-    if dtype not in (DType.F32, DType.F16, DType.BF16) or len(body) != rows * width * dtype.size:
+    if len(body) != rows * width * dtype.size:
         raise InvalidStep(f"{len(body)} bytes of {dtype.name} are no {rows} rows of {width}")
     return StepOutput(body, dtype)
 

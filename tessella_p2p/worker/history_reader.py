@@ -15,6 +15,7 @@ from tessella_p2p.base.errors import (
     CacheMiss,
     HopTimeout,
     InvalidSignature,
+    InvalidStep,
     MalformedMessage,
     RemoteProtocolError,
     StreamReset,
@@ -96,12 +97,18 @@ class HistoryReader:
 
 
 class _Shown:
-    """Frames as a neighbour sends them."""
+    """Frames as a neighbour sends them.
 
-    def __init__(self, stream: Stream, order: m.AuditOrder) -> None:
+    The digests are over bytes alone, and mark the first draw alone: what they leave open the hop's rules say (`stages.intake`), so
+    these hold here too. Else rows under another dtype, or a draw that is left out, would make a liar of the stage that is audited.
+    """
+
+    def __init__(self, stream: Stream, order: m.AuditOrder, dtype: DType) -> None:
         self._order = order
+        self._dtype = dtype
         self._reader = FrameReader(stream, self._wants)
         self._position = 0
+        self._has_drawn = False
 
     async def receive(self) -> Frame:
         with trio.move_on_after(HISTORY_REQUEST_S):
@@ -122,6 +129,11 @@ class _Shown:
             raise MalformedMessage(f"rows from position {header.position} on, where {self._position} is next")
         if header.trace_entries:
             raise MalformedMessage("a trace in a history")
+        if header.dtype is not self._dtype:
+            raise InvalidStep(f"rows of {header.dtype.name}, and not of {self._dtype.name}")
+        if self._has_drawn and (header.rows != 1 or header.flags is not Flag.SAMPLE):
+            raise InvalidStep(f"{header.rows} rows without a draw of their own, after the first draw of the session")
+        self._has_drawn = header.flags is Flag.SAMPLE
         return True
 
 
@@ -166,9 +178,12 @@ def _open_of(raw: bytes, order: m.AuditOrder) -> m.ChainOpen:
 
 @asynccontextmanager
 async def open_history(
-    context: StageContext, order: m.AuditOrder, raw_order: bytes, side: m.HistorySide
+    context: StageContext, order: m.AuditOrder, raw_order: bytes, side: m.HistorySide, dtype: DType
 ) -> AsyncIterator[HistoryReader]:
     """Ask the neighbour on ``side`` of the audited stage for what it kept.
+
+    Args:
+        dtype: of the rows that crossed there.
 
     Raises:
         TransportError: it cannot be reached, or does not answer in time.
@@ -209,7 +224,7 @@ async def open_history(
             raise RemoteProtocolError("a history of another session, or of its other side")
         if head.positions < order.positions:
             raise CacheMiss(f"{peer} kept {head.positions} positions of {order.positions}")
-        yield HistoryReader(order, head.open, _Shown(stream, order).receive)
+        yield HistoryReader(order, head.open, _Shown(stream, order, dtype).receive)
     finally:
         with trio.CancelScope(shield=True):
             await stream.reset()

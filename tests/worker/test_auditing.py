@@ -27,7 +27,7 @@ from tessella_p2p.stages.toy import ToyEngine
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import peek_sequence, seal
-from tessella_p2p.wire.frames import DType, Frame, Kind, TraceEntry, encode_frame
+from tessella_p2p.wire.frames import DType, Flag, Frame, Kind, TraceEntry, encode_frame
 from tests.model.tiny_gguf import write_tiny_llama
 from tests.stages.openings import STAGES, key_of
 from tests.worker.audit_world import (
@@ -205,6 +205,70 @@ async def test_draws_that_were_not_asked_for_cannot_be_blamed_on_a_tail(clock: V
     async with audit_world(clock, 2) as world:
         world.keep(lying)
         await refused(world, world.order(played), "history_mismatch", None)
+
+
+def without_draws(frames: list[Frame]) -> list[Frame]:
+    """The rows behind the first draw, of which nobody asked for a token."""
+    first = next(index for index, frame in enumerate(frames) if frame.flags is Flag.SAMPLE)
+    return [*frames[: first + 1], *(replace(frame, flags=Flag.NONE) for frame in frames[first + 1 :])]
+
+
+def with_one_draw_less(frames: list[Frame]) -> list[Frame]:
+    """The last two rows as one step, behind which one token is drawn."""
+    *others, one, last = frames
+    return [*others, replace(last, position=one.position, rows=2, body=bytes(one.body) + bytes(last.body))]
+
+
+@pytest.mark.parametrize("show", [without_draws, with_one_draw_less])
+async def test_draws_that_are_left_out_cannot_be_blamed_on_a_tail(
+    clock: VirtualClock, show: Callable[[list[Frame]], list[Frame]]
+) -> None:
+    """The digest of what came in marks the first draw alone: behind it every row is a step with a draw, here as on a hop."""
+    played = play()
+    lying = replace(played, frames=[*played.frames[:2], show(played.frames[2])])
+    order_digest = played.input_digest(2, played.positions())
+    assert lying.input_digest(2, played.positions()) == order_digest, "the digest does not tell them apart"
+    async with audit_world(clock, 2) as world:
+        world.keep(lying)
+        await refused(world, world.order(played), "invalid_step", world.upstream.key.peer_id)
+
+
+async def test_rows_under_another_dtype_than_the_recipes_are_no_history(
+    clock: VirtualClock, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A digest is over bytes: of two dtypes of one width it does not say which, so nobody else may either."""
+    path = write_tiny_llama(tmp_path_factory.mktemp("bf16"), matrices=GgmlType.Q4_1)
+
+    def load(layers: LayerRange) -> StageEngine:
+        return load_engine(path, layers, RECIPES["torch-bf16"], max_sessions=4, max_positions=64)
+
+    played, recipe = play(load, LAYERS), "torch-bf16@test"
+    played = relabelled(played, recipe=recipe)
+    lying = replace(
+        played, frames=[played.frames[0], *([replace(f, dtype=DType.F16) for f in fs] for fs in played.frames[1:])]
+    )
+    assert lying.input_digest(1, 8) == played.input_digest(1, 8)
+    async with audit_world(clock, 1, load=load, ranges=LAYERS, recipe=recipe) as world:
+        world.keep(lying)
+        await refused(world, world.order(played, recipe=recipe), "invalid_step", world.upstream.key.peer_id)
+    async with audit_world(clock, 1, load=load, ranges=LAYERS, recipe="torch-bf16@other") as world:
+        order = world.by_tolerance(played, recipe=recipe)
+        world.keep(played)
+        report = await world.audit(order)
+        assert (report.outcome, report.error_ppm) == ("computed", 0)
+        world.downstream.keep(lying, 1, "output")
+        await refused(world, order, "invalid_step", world.downstream.key.peer_id)
+        world.upstream.keep(lying, 1, "input")
+        await refused(world, order, "invalid_step", world.upstream.key.peer_id)
+
+
+async def test_of_a_recipe_that_is_not_known_nothing_is_compared_by_tolerance(clock: VirtualClock) -> None:
+    played = play()
+    async with audit_world(clock, 1) as world:
+        order = world.by_tolerance(played, recipe="unheard-of")
+        with pytest.raises(InvalidRequest) as raised:
+            await world.auditor.take(order, world.seal(order))
+        assert raised.value.param == "recipe"
 
 
 @pytest.mark.parametrize(
