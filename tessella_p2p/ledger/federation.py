@@ -282,7 +282,9 @@ class MirroredLedger:
         change = entry.change
         if isinstance(change, TicketsExpired) and change.before > entry.at:
             raise RemoteProtocolError("it forgets tickets that could still be settled when it was written")
-        if isinstance(change, ChainBegun) and change.chain != self._chain:
+        if (
+            isinstance(change, ChainBegun) and change.chain > self._chain
+        ):  # of earlier restores the journal keeps the entries
             raise RemoteProtocolError(f"it begins chain {change.chain} within chain {self._chain}")
         if not isinstance(change, ProofSettled):
             if sealed_proof is not None:

@@ -293,6 +293,17 @@ def test_another_chain_that_begins_within_this_one_convicts() -> None:
         follow(mirror_of(issuer), issuer)
 
 
+def test_a_ledger_that_was_restored_twice_is_followed() -> None:
+    issuer = PaperIssuer(chain=9)
+    issuer.work()
+    for chain in (7, 9):  # a journal keeps its earlier restores, and goes into the next chain as a whole
+        issuer.apply(ChainBegun(chain=chain, after=1, after_hash=bytes(32)))
+    issuer.work("request-2")
+    mirror = mirror_of(issuer)
+    assert follow(mirror, issuer) == issuer.head
+    assert mirror.counted(MIDDLE) == 2 * credits_for(LayerRange(10, 20), 300)
+
+
 def test_history_that_is_written_anew_convicts_with_both_statements() -> None:
     issuer = three_stages()
     mirror = mirror_of(issuer)
