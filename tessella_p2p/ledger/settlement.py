@@ -59,10 +59,6 @@ def settle(
         if earlier.payload_digest == work.payload_digest and earlier.complete:
             return (), Settled(status="duplicate", micro_credits=before)
         _check_own(earlier, work)
-    elif ticket.proofs.get(work.worker, 0) >= MAX_PROOFS_PER_TICKET_AND_WORKER:
-        raise ProofRefused(
-            Code.TOO_MANY_PROOFS, f"{work.worker} has proven this ticket in too many sessions and epochs"
-        ).blame(work.worker)
     if not proof.positions:
         return (), Settled(status="settled")
     if not work.receipted:
@@ -111,6 +107,10 @@ def _pay(
         return (), Settled(status="duplicate", micro_credits=before)
     if not amount and not complete:
         return (), _held(held_code, held, before)
+    if ticket.entries.get(work.worker, 0) >= MAX_PROOFS_PER_TICKET_AND_WORKER:
+        raise ProofRefused(
+            Code.TOO_MANY_PROOFS, f"{work.worker} has proven this ticket too often: in all its sessions and epochs"
+        ).blame(work.worker)
     change = ProofSettled(
         requester=key.requester,
         request_id=key.request_id,

@@ -164,12 +164,10 @@ class LedgerState:
         amount = change.micro_credits
         if ticket.due(layers, change.paid_positions) * MICRO_PER_LAYER_POSITION != amount:
             raise LocalProtocolError(f"{amount} micro-credits are not what is due on {change.request_id}")
-        proofs = dict(ticket.proofs)
-        if before is None:
-            proofs[change.worker] = proofs.get(change.worker, 0) + 1
+        entries = {**ticket.entries, change.worker: ticket.entries.get(change.worker, 0) + 1}
         settle_before = max(ticket.settle_before, change.settle_before)
         self._put_ticket(
-            key, TicketFacts(settle_before, ticket.with_paid(layers, change.paid_positions), proofs), ticket
+            key, TicketFacts(settle_before, ticket.with_paid(layers, change.paid_positions), entries), ticket
         )
         facts = facts_of(change, 0 if before is None else before.micro_credits)
         self._tables.put("proofs", _proof_key(key, change.session, change.epoch, change.worker), encode_proof(facts))
@@ -234,9 +232,10 @@ class LedgerState:
             self._tables.delete("tickets", digest)
             self._delete_of_ticket("proofs", digest)
             self._delete_of_ticket("cleared", digest)
-        today = change.before // DAY_MS
+        # A day's bound holds a day longer: for proofs that came before midnight and wait, and for a clock that is set back over it.
+        yesterday = change.before // DAY_MS - 1
         for key, _ in self._tables.scan("issued", b"", MAX_EXPIRED_PER_CHANGE):
-            if int.from_bytes(key[:8], "big") >= today:
+            if int.from_bytes(key[:8], "big") >= yesterday:
                 break
             self._tables.delete("issued", key)
 

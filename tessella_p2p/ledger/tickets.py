@@ -38,14 +38,14 @@ class TicketKey:
 
 @dataclass(frozen=True, slots=True)
 class TicketFacts:
-    """What is known of a ticket: what each layer was paid for, and how many proofs each worker has.
+    """What is known of a ticket: what each layer was paid for, and how many entries of the journal each worker's proofs made.
 
     ``paid`` is in the order of the layers, without overlaps.
     """
 
     settle_before: int = 0
     paid: tuple[Run, ...] = ()
-    proofs: Mapping[str, int] = field(default_factory=dict)
+    entries: Mapping[str, int] = field(default_factory=dict)
 
     def due(self, layers: LayerRange, positions: int) -> int:
         """Layer·positions of ``layers`` below ``positions`` that were not paid yet."""
@@ -102,14 +102,14 @@ def facts_of(change: ProofSettled, earlier: int) -> ProofFacts:
 
 def encode_ticket(ticket: TicketFacts) -> bytes:
     """The bytes of a ticket's row."""
-    return encode_row([ticket.settle_before, ticket.paid, sorted(ticket.proofs.items())])
+    return encode_row([ticket.settle_before, ticket.paid, sorted(ticket.entries.items())])
 
 
 def decode_ticket(row: bytes) -> TicketFacts:
     """The ticket in ``row``."""
     match decode_row(row):
-        case [int(settle_before), list(paid), list(proofs)]:
-            return TicketFacts(settle_before, tuple((start, end, upto) for start, end, upto in paid), dict(proofs))
+        case [int(settle_before), list(paid), list(entries)]:
+            return TicketFacts(settle_before, tuple((start, end, upto) for start, end, upto in paid), dict(entries))
     raise LocalProtocolError("the row of a ticket is damaged")
 
 

@@ -165,6 +165,15 @@ def test_one_worker_cannot_fill_a_ticket_with_proofs() -> None:
     assert answers[32].code == Code.TOO_MANY_PROOFS
 
 
+def test_a_proof_that_grows_by_a_position_each_time_does_not_fill_the_journal() -> None:
+    ledger = PaperLedger()
+    answers = [ledger.settle(seal_proof(proof_body(positions=positions), MIDDLE)) for positions in range(1, 41)]
+    assert {answer.status for answer in answers[:32]} == {"settled"}
+    assert {answer.code for answer in answers[32:]} == {Code.TOO_MANY_PROOFS}
+    assert len(ledger.changes) == 32
+    assert ledger.state.accounts.get(MIDDLE.peer_id).settled_proofs == 1
+
+
 # ---- The bound on issuance ----
 
 
@@ -180,6 +189,24 @@ def test_the_tickets_of_one_requester_bring_in_a_bounded_number_of_credits_a_day
     assert (tomorrow.status, tomorrow.micro_credits) == ("settled", credits_for(TEN_LAYERS, 300))
     assert ledger.settle(proof, NOW + 24 * HOUR).status == "duplicate"
     assert ledger.balance(MIDDLE) == credits_for(TEN_LAYERS, 300)
+
+
+def test_proofs_that_came_before_midnight_and_are_judged_after_it_are_within_the_bound_of_their_day() -> None:
+    bound = credits_for(TEN_LAYERS, 300)
+    ledger = PaperLedger(SettlementTerms(ORCHESTRATOR.peer_id, {ROOT: LAYERS}, bound))
+    midnight = (NOW + WEEK) // (24 * HOUR) * 24 * HOUR
+    overdue = proof_body(
+        0, sealed_ticket=ticket(requester=WORKERS[5], settle_in_ms=midnight - NOW), requester=WORKERS[5]
+    )
+    ledger.settle(seal_proof(overdue, ROUTE[0].key), midnight - 2)
+    assert ledger.settle(seal_proof(proof_body(), MIDDLE), midnight - 2).micro_credits == bound
+    # Meanwhile the day is over, and what is overdue is forgotten.
+    change = expire(ledger.state, midnight)
+    assert change is not None
+    ledger.state.apply(change, midnight)
+    late = ledger.settle(seal_proof(proof_body(request_id="request-2"), MIDDLE), midnight - 1)
+    assert (late.status, late.code) == ("held", Code.ISSUANCE_BOUND)
+    assert ledger.balance(MIDDLE) == bound
 
 
 def test_a_ring_that_owns_requester_and_every_stage_gains_at_most_the_bound() -> None:
