@@ -35,7 +35,7 @@ class OperatorLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mutex = threading.Lock()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(path, flags, 0o600)
@@ -100,6 +100,9 @@ class OperatorLog:
 
     def _append(self, line: bytes) -> None:
         try:
+            size = os.fstat(self._file).st_size
+            if size and os.pread(self._file, 1, size - 1) != b"\n":
+                line = b"\n" + line  # behind what a full disk, or a machine that died, left of a line
             written = os.write(self._file, line)
             if written != len(line):  # a full disk takes a part: what is there is no line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

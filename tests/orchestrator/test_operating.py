@@ -159,6 +159,21 @@ def test_the_log_goes_on_after_a_restart_and_is_its_owners_alone(tmp_path: Path)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_after_a_line_that_a_full_disk_cut_the_next_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "operator.log"
+    log = OperatorLog(path)
+    log.write(1_800_000_000_000, "p2p x", "slash", {}, "done")
+    for _ in range(2):
+        with path.open("ab") as file:
+            file.write(b'{"at": "2027-01-15T08:')
+        log.write(1_800_000_000_000, "p2p x", "slash", {}, "begun")
+        log.close()
+        log = OperatorLog(path)
+    log.close()
+    whole = [line for line in path.read_text(encoding="ascii").splitlines() if line.endswith("}")]
+    assert [json.loads(line)["outcome"] for line in whole] == ["done", "begun", "begun"]
+
+
 def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "operator.log").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(TessellaError, match=r"operator\.log: the operator's log cannot be written"):
