@@ -175,7 +175,10 @@ def _ticket(proof: Proof, terms: SettlementTerms, now_ms: int) -> tuple[Ticket, 
 
 
 def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: int, terms: SettlementTerms) -> None:
-    """A lease covers the layers and was in force when the session was opened.
+    """A lease is for these layers and was in force when the session was opened.
+
+    For these and no others: a stage serves what it was leased as a whole, and a tail that left out its last layer would need no
+    receipt of the requester.
 
     During an outage leases are not renewed but tickets that were minted before it still open sessions, so a lease that was in
     force when the ticket was minted counts for that ticket.
@@ -190,7 +193,7 @@ def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: in
         raise ProofRefused(Code.CANARY, f"{worker} worked as a canary: its answers are known to be wrong")
     if (lease.manifest_root, lease.recipe) != (proof.manifest_root, proof.recipe):
         raise ProofRefused(Code.FOREIGN_LEASE, "its lease is for another model or recipe")
-    if not LayerRange(*lease.layers).contains(layers):
+    if lease.layers != layers.as_tuple():
         raise ProofRefused(Code.UNLEASED_LAYERS, f"layers {layers}; {worker} was leased {LayerRange(*lease.layers)}")
     if not any(opened.issued_at - CLOCK_SKEW_MS <= at < opened.expires_at for at in (proof.opened_at, minted_at)):
         raise ProofRefused(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.ledger.accounts import ISSUANCE, Transfer
 from tessella_p2p.ledger.changes import Slashed
 from tessella_p2p.ledger.evidence import Code, ProofRefused, SettlementTerms, verify_proof
+from tessella_p2p.ledger.revocation import Revocation
 from tessella_p2p.ledger.settlement import expire
 from tessella_p2p.wire.keys import NodeKey
 from tests.ledger.proving import (
@@ -262,6 +265,39 @@ def test_a_lease_of_another_orchestrator_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("serial", "at", "code"),
+    [
+        (1, NOW - 1, Code.LEASE_REVOKED),
+        (1, NOW, Code.LEASE_REVOKED),
+        (9, NOW, Code.LEASE_REVOKED),
+        (1, NOW + 1, None),
+        (0, NOW - 1, None),
+    ],
+    ids=["before the session", "with it", "a later serial", "after it began", "an older lease"],
+)
+def test_work_is_paid_up_to_the_moment_in_which_its_lease_is_taken_away(
+    serial: int, at: int, code: Code | None
+) -> None:
+    terms = replace(TERMS, revoked={MIDDLE.peer_id: Revocation(serial=serial, at=at)})
+    assert PaperLedger(terms).settle(seal_proof(proof_body(), MIDDLE)).code == code
+
+
+def test_a_worker_cannot_date_its_session_to_before_the_revocation() -> None:
+    terms = replace(TERMS, revoked={MIDDLE.peer_id: Revocation(serial=1, at=NOW)})
+    early = proof_body(opened_at=NOW - 1)  # within the skew of clocks; its ticket was minted later
+    assert PaperLedger(terms).settle(seal_proof(early, MIDDLE)).code == Code.LEASE_REVOKED
+
+
+def test_an_orchestrator_takes_away_its_own_leases_only() -> None:
+    other = key_of("other orchestrator")
+    terms = replace(
+        TERMS, lease_issuers=frozenset({other.peer_id}), revoked={MIDDLE.peer_id: Revocation(serial=1, at=NOW - 1)}
+    )
+    body = proof_body(sealed_lease=lease(MIDDLE, (10, 20), signer=other))
+    assert PaperLedger(terms).settle(seal_proof(body, MIDDLE)).status == "settled"
+
+
+@pytest.mark.parametrize(
     ("wrong", "code"),
     [
         (lease(WORKERS[0], (10, 20)), Code.FOREIGN_LEASE),
@@ -422,6 +458,13 @@ def test_a_receipt_of_other_work_is_refused(foreign: bytes) -> None:
 def test_a_tail_whose_tokens_went_to_somebody_else_is_refused() -> None:
     body = proof_body(2, requester=key_of("throwaway"), sealed_ticket=ticket())
     assert refused_code(seal_proof(body, ROUTE[2].key)) == Code.FOREIGN_RECEIPT
+
+
+def test_a_tail_that_proves_all_but_its_last_layer_is_no_less_a_tail() -> None:
+    tail, friend = ROUTE[2].key, WORKERS[5]
+    shorter = (ROUTE[0], ROUTE[1], Stage(tail, (20, 29)), Stage(friend, (29, 30)))
+    body = proof_body(2, route=shorter, sealed_lease=lease(tail, (20, 30)))
+    assert refused_code(seal_proof(body, tail)) == Code.UNLEASED_LAYERS
 
 
 def test_a_later_proof_that_contradicts_an_earlier_one_is_refused() -> None:
