@@ -14,8 +14,8 @@ MAX_CBOR_ITEMS = 1 << 16
 """Values of one message, nested ones included: what bounds the time that a hostile one takes."""
 CLOCK_SKEW_MS = 60_000
 REQUEST_TTL_MS = 60_000
-MAX_OPEN_REQUESTS = 65_536
-"""Requests whose sequences are remembered until they expire, so that none is accepted twice."""
+MAX_OPEN_REQUESTS = 1 << 18
+"""Requests whose sequences are remembered until they expire, so that none is accepted twice: twice the heartbeats of `MAX_MEMBERS`."""
 MAX_OPEN_REQUESTS_PER_SIGNER = 4096
 MAX_ADDRESSES = 16
 MAX_ADDRESS_CHARS = 256

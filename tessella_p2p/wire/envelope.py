@@ -304,7 +304,8 @@ class ReplayGuard:
 
     Args:
         max_entries: bound over all signers; at the bound new requests are refused, never old entries forgotten.
-        max_per_signer: bound for one of them, so that nobody takes the room of all.
+        max_per_signer: bound for one of them while there is room; it falls in step with the room that is left, so that a few
+            signers cannot take the room of all.
     """
 
     def __init__(
@@ -334,7 +335,9 @@ class ReplayGuard:
         entry = (envelope.signer, envelope.domain, envelope.sequence)
         if entry in self._seen:
             raise Replayed(f"{envelope.signer} used sequence {envelope.sequence} for {envelope.domain} before")
-        if len(self._seen) >= self._max_entries or self._num_of[envelope.signer] >= self._max_per_signer:
+        room = self._max_entries - len(self._seen)
+        # In whole numbers, and rounded up: as long as there is room at all, each signer may use one place.
+        if self._num_of[envelope.signer] >= -(-self._max_per_signer * room // self._max_entries):
             raise Overloaded("too many requests in the last two minutes; try again later")
         # Accepted at most CLOCK_SKEW_MS before its issue and until its expiry: remembered in arrival order, until all such are over.
         self._seen[entry] = now_ms + REQUEST_TTL_MS + CLOCK_SKEW_MS

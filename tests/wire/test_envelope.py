@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,14 @@ from tessella_p2p.base.errors import (
     VersionMismatch,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import CLOCK_SKEW_MS, MAX_ENVELOPE_BYTES, REQUEST_TTL_MS
+from tessella_p2p.base.limits import (
+    CLOCK_SKEW_MS,
+    HEARTBEAT_S,
+    MAX_ENVELOPE_BYTES,
+    MAX_MEMBERS,
+    MAX_OPEN_REQUESTS,
+    REQUEST_TTL_MS,
+)
 from tessella_p2p.wire import cbor
 from tessella_p2p.wire.envelope import (
     ANYONE,
@@ -298,6 +306,22 @@ def test_a_full_guard_refuses_new_requests_and_forgets_none_that_is_valid() -> N
         guard.check(first, NOW)
     after = NOW + REQUEST_TTL_MS + CLOCK_SKEW_MS
     guard.check(opened(sealed(sequence=3, now_ms=after), now_ms=after), after)
+
+
+def test_the_heartbeats_of_a_full_mesh_take_half_of_the_room_at_most() -> None:
+    remembered_s = (REQUEST_TTL_MS + CLOCK_SKEW_MS) / 1000
+    assert MAX_MEMBERS * remembered_s / HEARTBEAT_S <= MAX_OPEN_REQUESTS / 2
+
+
+def test_signers_who_take_all_they_can_get_leave_room_for_others() -> None:
+    guard = ReplayGuard(max_entries=640, max_per_signer=40)
+    envelope = opened(sealed())
+    for number in range(16):  # as many as would fill it, were there no more to it than the bound for each
+        with suppress(Overloaded):
+            for sequence in range(41):
+                guard.check(replace(envelope, signer=PeerId(f"greedy {number}"), sequence=sequence), NOW)
+    for sequence in range(10):
+        guard.check(replace(envelope, signer=EVE.peer_id, sequence=sequence), NOW)
 
 
 def test_one_signer_cannot_take_the_room_of_another() -> None:
