@@ -5,17 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from tessella_p2p.audits.sampling import Claim
 from tessella_p2p.audits.tolerance import Tolerances
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import AUDIT_REPORT_PER_POSITION_S, AUDIT_REPORT_S, MAX_CANARIES_NAMED
+from tessella_p2p.base.limits import AUDIT_LOAD_S, AUDIT_REPORT_PER_POSITION_S, AUDIT_REPORT_S, MAX_CANARIES_NAMED
 from tessella_p2p.wire import messages as m
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A worker that serves a range now. ``recipe`` is the published one; ``canary`` how it answers, where it is one."""
+    """A worker that serves a range now.
+
+    Attributes:
+        recipe: the published one.
+        canary: how it answers, where it is one.
+        has_room: its claim holds the audited range beside its own.
+    """
 
     peer_id: PeerId
     addresses: tuple[str, ...]
@@ -23,43 +30,70 @@ class Server:
     recipe: str
     layers: LayerRange
     canary: m.CanaryMode = "off"
+    has_room: bool = False
+
+
+class Preference(IntEnum):
+    """Who is asked first."""
+
+    REPLICA = 0
+    """It serves the audited range."""
+    ROOMY = 1
+    """It loads that for the audit."""
+    NEAR = 2
+    """It serves the range under another recipe."""
+    PARTY = 3
+    """It serves or loads the range, and has its own reasons: it is the upstream peer, or the requester."""
 
 
 @dataclass(frozen=True, slots=True)
 class Auditor:
-    """Who may be asked, and how its answer is compared."""
+    """Who may be asked, how its answer is compared, and whether it has to load the range first."""
 
     server: Server
     comparison: m.Comparison
+    preference: Preference
     tolerance_ppm: int = 0
+    loads: bool = False
 
 
 def auditors_for(claim: Claim, servers: Iterable[Server], tolerances: Tolerances, rng: random.Random) -> list[Auditor]:
-    """Who may recompute ``claim``, in the order in which they are to be asked.
+    """Who may recompute ``claim``, in the order in which they are to be asked; see `Preference`.
 
-    They serve exactly the audited range, and are neither the worker, nor its neighbours, nor the requester, nor canaries: whoever is
-    part of the work has its own reasons. Those of the same recipe come first, in a random order, for nobody is to know who audits
-    whom; then those of another one whose distance was measured. A tail's tokens are never compared by tolerance: where two are
-    nearly as likely, a deviation of one bit chooses the other.
+    Never the worker, nor a canary; nor the downstream peer, for it knows what the worker answered and would not have to compute. The
+    upstream peer and the requester do not know that. They are asked last: whoever is part of the work has its own reasons, but an
+    audit by one of them is more than none. Within a preference the order is random, for nobody is to know who audits whom.
+
+    A tail's tokens are never compared by tolerance: where two are nearly as likely, a deviation of one bit chooses the other.
 
     Args:
         rng: secret, like the sampler's.
     """
-    involved = {claim.worker, claim.upstream, claim.downstream, claim.requester}
-    bitwise: list[Auditor] = []
-    near: list[Auditor] = []
-    for server in servers:
-        if server.peer_id in involved or server.canary != "off":
-            continue
-        if (server.manifest_root, server.layers) != (claim.manifest_root, claim.layers):
-            continue
-        if server.recipe == claim.recipe:
-            bitwise.append(Auditor(server, "bitwise"))
-        elif not claim.is_tail and (ppm := tolerances.between(server.recipe, claim.recipe)) is not None:
-            near.append(Auditor(server, "tolerance", ppm))
-    rng.shuffle(bitwise)
-    rng.shuffle(near)
-    return [*bitwise, *near]
+    found = [
+        auditor
+        for server in servers
+        if server.peer_id not in (claim.worker, claim.downstream)
+        and server.canary == "off"
+        and server.manifest_root == claim.manifest_root
+        and (auditor := _auditor(claim, server, tolerances)) is not None
+    ]
+    rng.shuffle(found)
+    return sorted(found, key=lambda auditor: auditor.preference)
+
+
+def _auditor(claim: Claim, server: Server, tolerances: Tolerances) -> Auditor | None:
+    is_party = server.peer_id in (claim.upstream, claim.requester)
+    serves = server.layers == claim.layers
+    if server.recipe == claim.recipe:
+        if not serves and not server.has_room:
+            return None
+        asked = Preference.PARTY if is_party else Preference.REPLICA if serves else Preference.ROOMY
+        return Auditor(server, "bitwise", asked, loads=not serves)
+    if serves and not is_party and not claim.is_tail:
+        tolerance_ppm = tolerances.between(server.recipe, claim.recipe)
+        if tolerance_ppm is not None:
+            return Auditor(server, "tolerance", Preference.NEAR, tolerance_ppm)
+    return None
 
 
 def canaries_for(claim: Claim, servers: Iterable[Server]) -> tuple[m.CanaryNamed, ...]:
@@ -74,9 +108,10 @@ def canaries_for(claim: Claim, servers: Iterable[Server]) -> tuple[m.CanaryNamed
     return tuple(named for named, _ in zip(same, range(MAX_CANARIES_NAMED), strict=False))
 
 
-def report_within_s(claim: Claim) -> float:
+def report_within_s(claim: Claim, auditor: Auditor) -> float:
     """How long an auditor has for its report, in seconds."""
-    return AUDIT_REPORT_S + AUDIT_REPORT_PER_POSITION_S * claim.positions
+    load_s = AUDIT_LOAD_S if auditor.loads else 0.0
+    return load_s + AUDIT_REPORT_S + AUDIT_REPORT_PER_POSITION_S * claim.positions
 
 
 def order_for(
@@ -110,5 +145,5 @@ def order_for(
         output_digest=claim.output_digest if by_tolerance else None,
         tolerance_ppm=auditor.tolerance_ppm,
         canaries=() if by_tolerance else canaries,
-        report_before=now_ms + int(report_within_s(claim) * 1000),
+        report_before=now_ms + int(report_within_s(claim, auditor) * 1000),
     )

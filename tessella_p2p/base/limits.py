@@ -469,6 +469,16 @@ MAX_OPEN_AUDITS = 64
 AUDIT_REPORT_S = 60.0
 AUDIT_REPORT_PER_POSITION_S = 0.02
 """How long an auditor has for its report: so long, and so much longer for each position."""
+MAX_KEPT_AUDITS = 2 * MAX_OPEN_AUDITS
+"""Audits that a restart takes up again."""
+AUDITS_RESUMED_AFTER_S = 60.0
+"""How long after a start that happens: until then the workers have been heard."""
+MAX_AUDIT_REPORT_BYTES = 8 * KIB
+"""One sealed report."""
+AUDIT_EVIDENCE_S = 30 * 24 * 3600.0
+"""How long the proof and the reports are kept that a verdict rests on; longer than any proof of the journal."""
+MAX_AUDIT_EVIDENCE = 16_384
+"""Verdicts whose evidence is kept; where as many are, nothing is kept of a new one, and that is counted."""
 MIN_PENALTY_CREDITS = 10
 """What a lie costs at least."""
 BLACKLIST_AFTER_FAILED = 2

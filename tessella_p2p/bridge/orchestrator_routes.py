@@ -227,6 +227,14 @@ OPERATOR: Final = (
     ),
     ApiRoute(
         "GET",
+        "/ledger/evidence",
+        "operator",
+        m.ReadEvidence,
+        m.Evidence,
+        "What the verdict at `sequence` rests on: the proof and the auditors' reports, as they were sealed.",
+    ),
+    ApiRoute(
+        "GET",
         "/ledger/snapshot",
         "operator",
         m.PullSnapshot,

@@ -54,6 +54,14 @@ def ledger(connect: Connect, limit: int, before: int | None) -> None:
     _show(connect, "/ledger", limit=limit, before=before)
 
 
+@operate.command(epilog=EXIT_STATUS_HELP)
+@click.argument("sequence", type=click.IntRange(min=1))
+@click.pass_obj
+def evidence(connect: Connect, sequence: int) -> None:
+    """Show what the verdict at SEQUENCE of the ledger rests on, as it was sealed."""
+    _show(connect, "/ledger/evidence", sequence=sequence)
+
+
 @operate.command("credits", epilog=EXIT_STATUS_HELP)
 @click.argument("peer_id", required=False)
 @_after

@@ -9,7 +9,7 @@ floors of serials and sequences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,18 @@ from tessella_p2p.ledger.accounts import Account
 from tessella_p2p.ledger.assignments import Assignment, decode_assignment, encode_assignment
 from tessella_p2p.ledger.chain import Head, SnapshotRow
 from tessella_p2p.ledger.changes import BlacklistChanged, JournalEntry, Slashed, VerdictReached
+from tessella_p2p.ledger.audit_evidence import (
+    AUDIT_TABLES,
+    AuditEvidence,
+    OpenAudit,
+    drop_old_evidence,
+    drop_open,
+    has_old_evidence,
+    keep_evidence,
+    keep_open,
+    read_evidence,
+    read_open,
+)
 from tessella_p2p.ledger.environment import Environment, Transaction
 from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms, verify_proof
 from tessella_p2p.ledger.group_commit import GroupCommit
@@ -85,6 +97,14 @@ class Judged:
 class _Request:
     """Proofs that one caller wants settled: the work that each shows, or the answer that needs no state."""
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A verdict that was written down: its entry, and whether its evidence is kept."""
+
+    sequence: int
+    evidence_kept: bool
+
+
     works: Sequence[tuple[bytes, ProvenWork | Judged]]
     terms: SettlementTerms
     now_ms: int
@@ -105,7 +125,7 @@ class LedgerStore:
     def __init__(self, path: Path, map_size_bytes: int = LEDGER_MAP_BYTES, *, sync: bool = True) -> None:
         self._environment = Environment(
             path,
-            (*JOURNAL_TABLES, _ASSIGNMENTS, _MODELS, *TABLE_NAMES),
+            (*JOURNAL_TABLES, *AUDIT_TABLES, _ASSIGNMENTS, _MODELS, *TABLE_NAMES),
             map_size_bytes=map_size_bytes,
             schema=SCHEMA,
             since=_OLDEST_SCHEMA,
@@ -163,9 +183,14 @@ class LedgerStore:
             return read_proof(transaction, sequence)
 
     def expire(self, now_ms: int) -> bool:
-        """Forget a bounded number of tickets that can no longer settle, and of proofs that nobody needs; whether there was one."""
+        """Forget a bounded number of what nobody needs any more: tickets that can no longer settle, proofs, evidence.
+
+        Returns:
+            whether there was any.
+        """
         with self._environment.read() as transaction:
-            if expire(LedgerState(transaction), now_ms) is None and not has_old_proof(transaction, now_ms):
+            is_old = has_old_proof(transaction, now_ms) or has_old_evidence(transaction, now_ms)
+            if not is_old and expire(LedgerState(transaction), now_ms) is None:
                 return False
         with self._environment.write() as transaction:
             journal = Journal(transaction)
@@ -177,14 +202,60 @@ class LedgerStore:
 
     # ---- Verdicts, slashes, the blacklist ----
 
-    def record_verdict(self, verdict: VerdictReached, now_ms: int) -> bool:
-        """Write down how an audit ended; False where one on this peer was written down for it before. Durable when it returns."""
+            drop_old_evidence(transaction, now_ms)
+    def record_verdict(
+        self,
+        verdict: VerdictReached,
+        now_ms: int,
+        slashed: Slashed | None = None,
+        evidence: AuditEvidence | None = None,
+    ) -> Recorded | None:
+        """Write down how an audit ended for a peer, with what it costs and what it rests on, in one transaction.
+
+        Args:
+            verdict: the first one of this audit on this peer counts.
+            now_ms: the time, Unix milliseconds.
+            slashed: of the same peer, for the same audit.
+            evidence: is kept for `AUDIT_EVIDENCE_S`.
+
+        Returns:
+            None where one was written down before: then nothing is done.
+        """
         with self._environment.write() as transaction:
             journal = Journal(transaction)
             if journal.state.has_verdict(verdict.audit_id, verdict.peer):
-                return False
-            journal.write(verdict, now_ms)
-        return True
+                return None
+            sequence = journal.write(verdict, now_ms)
+            kept = evidence is not None and keep_evidence(transaction, sequence, evidence, now_ms)
+            if slashed is not None:
+                journal.write(slashed, now_ms)
+        return Recorded(sequence, kept)
+
+    def audit_evidence(self, sequence: int) -> AuditEvidence | None:
+        """What the verdict of entry ``sequence`` rests on, as long as it is kept."""
+        with self._environment.read() as transaction:
+            return read_evidence(transaction, sequence)
+
+    def kept_reports(self, sequences: Iterable[int]) -> dict[int, int]:
+        """Of which of these entries evidence is kept, with how many auditors' reports."""
+        with self._environment.read() as transaction:
+            kept = {sequence: read_evidence(transaction, sequence) for sequence in sequences}
+        return {sequence: len(evidence.reports) for sequence, evidence in kept.items() if evidence is not None}
+
+    def begin_audit(self, audit: OpenAudit) -> bool:
+        """Keep an audit until `end_audit`; False where `MAX_KEPT_AUDITS` others are kept. Durable when it returns."""
+        with self._environment.write() as transaction:
+            return keep_open(transaction, audit)
+
+    def end_audit(self, audit_id: bytes) -> None:
+        """Forget an audit that is over."""
+        with self._environment.write() as transaction:
+            drop_open(transaction, audit_id)
+
+    def open_audits(self) -> list[OpenAudit]:
+        """The audits that began and did not end: what a restart takes up again."""
+        with self._environment.read() as transaction:
+            return read_open(transaction)
 
     def slash(
         self,

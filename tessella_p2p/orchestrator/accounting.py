@@ -11,6 +11,7 @@ from typing import Final
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.ledger.accounts import Account
+from tessella_p2p.ledger.changes import VerdictReached
 from tessella_p2p.ledger.reputation import Reputation
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.grants import tier_of
@@ -43,6 +44,7 @@ class Accounting:
         """What this part answers, for the operator alone."""
         return {
             m.ReadLedger: self._ledger,
+            m.ReadEvidence: self._evidence,
             m.ReadAccounts: self._accounts,
             m.ReadReputation: self._reputation,
             m.Slash: self._slash,
@@ -53,8 +55,17 @@ class Accounting:
         store = context.store
         head = await context.run_blocking(store.head)
         entries = await context.run_blocking(lambda: store.newest(request.before, request.limit))
-        lines = within_an_answer(ledger_line(sequence, entry) for sequence, entry in entries)
+        verdicts = [sequence for sequence, entry in entries if isinstance(entry.change, VerdictReached)]
+        reports = await context.run_blocking(lambda: store.kept_reports(verdicts))
+        lines = within_an_answer(ledger_line(sequence, entry, reports.get(sequence, 0)) for sequence, entry in entries)
         return m.LedgerLines(head=head.sequence, entries=lines)
+
+    async def _evidence(self, _: PeerId, request: m.ReadEvidence) -> m.OrchestratorAnswer:
+        context = self._context
+        kept = await context.run_blocking(lambda: context.store.audit_evidence(request.sequence))
+        if kept is None:
+            raise InvalidRequest("no evidence of that entry is kept", param="sequence")
+        return m.Evidence(sequence=request.sequence, proof=kept.proof, reports=kept.reports)
 
     async def _accounts(self, _: PeerId, request: m.ReadAccounts) -> m.OrchestratorAnswer:
         context = self._context

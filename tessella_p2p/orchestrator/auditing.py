@@ -1,7 +1,7 @@
 """Audits on the network and in the ledger (shell): proofs are picked as they settle, auditors are asked, verdicts are written down.
 
-An audit is one linear task: ask an auditor, hear its report or its silence, ask the next one until `judging.conclude` has an end. What
-is under way is not durable: after a restart of the orchestrator those audits are forgotten, and nobody is judged by half of one.
+An audit is one linear task: ask an auditor, hear its report or its silence, ask the next one until `judging.conclude` has an end. That
+it is under way is durable, what was said of it is not: after a restart it begins again, and nobody is judged by half of one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import structlog
@@ -27,20 +28,31 @@ from tessella_p2p.audits.judging import (
 from tessella_p2p.audits.orders import Auditor, Server, auditors_for, canaries_for, order_for, report_within_s
 from tessella_p2p.audits.sampling import AuditSampler, Cause, Claim, claim_of
 from tessella_p2p.audits.tolerance import NONE_MEASURED, Tolerances
-from tessella_p2p.base.errors import LocalProtocolError, NotAuthorized, StorageError, TessellaError
+from tessella_p2p.base.errors import (
+    InvalidRequest,
+    LocalProtocolError,
+    NotAuthorized,
+    StorageError,
+    TessellaError,
+    UnknownModel,
+)
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import (
     AUDIT_RECHECK_SHARE,
     AUDIT_SHARE,
+    AUDITS_RESUMED_AFTER_S,
     BLACKLIST_AFTER_FAILED,
     HEARTBEAT_S,
+    MAX_AUDIT_REPORT_BYTES,
     MAX_AUDITORS_ASKED,
     MAX_OPEN_AUDITS,
 )
-from tessella_p2p.ledger.changes import VerdictReached
-from tessella_p2p.ledger.store import Judged
+from tessella_p2p.ledger.audit_evidence import AuditEvidence, OpenAudit
+from tessella_p2p.ledger.changes import Slashed, VerdictReached
+from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork
+from tessella_p2p.ledger.store import Judged, Recorded
 from tessella_p2p.orchestrator.catalogue import Catalogue
-from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
+from tessella_p2p.orchestrator.context import OrchestratorContext
 from tessella_p2p.orchestrator.member import Member, MemberState
 from tessella_p2p.orchestrator.orders import Orders
 from tessella_p2p.wire import messages as m
@@ -67,13 +79,23 @@ class AuditPolicy:
     tolerances: Tolerances = NONE_MEASURED
 
 
+@dataclass(frozen=True, slots=True)
+class _Picked:
+    """A proof that is to be audited."""
+
+    claim: Claim
+    cause: Cause
+    proof: bytes
+
+
 @dataclass(slots=True)
 class _Asked:
-    """An order that is out."""
+    """An order that is out, and what came of it: the report as it was sealed."""
 
     claim: Claim
     order: m.AuditOrder
     statement: Statement | None = None
+    report: bytes | None = None
     arrived: trio.Event = field(default_factory=trio.Event)
 
 
@@ -81,10 +103,11 @@ class Auditing:
     """Has settled work recomputed.
 
     Args:
-        catalogue: how many layers a model has.
+        catalogue: how many layers a model has, and what they take of a claim.
         members: the workers that are known now.
         orders: sends audit orders.
         exclude: takes a blacklisted peer out of the mesh.
+        proven: checks a sealed proof again; see `ledger.evidence.verify_proof`.
         rng: chooses what is audited and by whom, and makes the ids; secret, so a daemon gives `random.SystemRandom`.
     """
 
@@ -95,6 +118,7 @@ class Auditing:
         members: Callable[[], Iterable[Member]],
         orders: Orders,
         exclude: Callable[[PeerId], Awaitable[None]],
+        proven: Callable[[bytes], ProvenWork],
         policy: AuditPolicy,
         rng: random.Random,
     ) -> None:
@@ -103,20 +127,16 @@ class Auditing:
         self._members = members
         self._orders = orders
         self._exclude = exclude
+        self._proven = proven
         self._policy = policy
         self._rng = rng
         self._sampler = AuditSampler(rng, policy.share, policy.recheck_share)
         self._asked: dict[tuple[bytes, PeerId], _Asked] = {}
-        self._odd: set[PeerId] = (
-            set()
-        )  # whose odd proofs wait or are audited: one each, for they can be sent again and again
-        self._send, self._receive = trio.open_memory_channel[tuple[Claim, Cause]](MAX_OPEN_AUDITS)
+        # Whose odd proofs wait or are audited: one each, for they can be sent again and again.
+        self._odd: set[PeerId] = set()
+        self._send, self._receive = trio.open_memory_channel[_Picked](MAX_OPEN_AUDITS)
 
-    def handlers(self) -> Handlers:
-        """What this part answers."""
-        return {m.AuditReport: self._report}
-
-    def judged(self, _: bytes, judged: Judged) -> None:
+    def judged(self, raw: bytes, judged: Judged) -> None:
         """Pick the proof that was answered just now, or do not; an observer of `Settling`.
 
         Where as many audits wait as may, it is passed over: audits never hold up a settlement.
@@ -124,68 +144,102 @@ class Auditing:
         cause = self._sampler.cause(judged.worker, judged.settled)
         if cause is None or judged.work is None:
             return
-        model = self._catalogue.find(judged.work.proof.manifest_root)
-        claim = None if model is None else claim_of(judged.work, model.total_layers)
+        claim = self._claim(judged.work)
         if claim is None or (cause is Cause.ODD and claim.worker in self._odd):
             return
         try:
-            self._send.send_nowait((claim, cause))
+            self._send.send_nowait(_Picked(claim, cause, raw))
         except trio.WouldBlock:
             self._count("passed_over")
             return
         if cause is Cause.ODD:
             self._odd.add(claim.worker)
 
+    def _claim(self, work: ProvenWork) -> Claim | None:
+        model = self._catalogue.find(work.proof.manifest_root)
+        return None if model is None else claim_of(work, model.total_layers)
+
     async def run(self) -> None:
-        """Audit until cancelled; audits that are under way are forgotten then."""
+        """Audit until cancelled; audits that are under way then begin again after the next start."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._resume)
             for _ in range(MAX_OPEN_AUDITS):
                 nursery.start_soon(self._work)
 
     async def _work(self) -> None:
-        async for claim, cause in self._receive:
-            await self._audit(claim, cause)
-            if cause is Cause.ODD:
-                self._odd.discard(claim.worker)
+        async for picked in self._receive:
+            audit_id = self._rng.randbytes(16)
+            begun = OpenAudit(audit_id, picked.cause.value, picked.proof)
+            await self._durably(partial(self._context.store.begin_audit, begun))
+            await self._audit(audit_id, picked)
+
+    async def _resume(self) -> None:
+        """Take up what the process before this one began; once its workers are heard again."""
+        left: list[OpenAudit] = []
+
+        def read() -> None:
+            left.extend(self._context.store.open_audits())
+
+        await self._durably(read)
+        if not left:
+            return
+        await trio.sleep(AUDITS_RESUMED_AFTER_S)
+        for audit in left:
+            try:
+                claim = self._claim(self._proven(audit.proof))
+            except ProofRefused as error:  # its ticket is over by now
+                _LOG.info("audit_not_resumed", code=error.reason_code, reason=str(error))
+                claim = None
+            if claim is None:
+                await self._durably(partial(self._context.store.end_audit, audit.audit_id))
+                continue
+            self._count("resumed")
+            await self._audit(audit.audit_id, _Picked(claim, Cause(audit.cause), audit.proof))
 
     # ---- One audit ----
 
-    async def _audit(self, claim: Claim, cause: Cause) -> None:
-        audit_id = self._rng.randbytes(16)
+    async def _audit(self, audit_id: bytes, picked: _Picked) -> None:
+        claim = picked.claim
         left = self._auditors(claim)
         recheck = self._sampler.rechecks()
         statements: list[Statement] = []
+        reports: list[bytes] = []
         while True:
             conclusion = conclude(claim, statements, recheck=recheck, exhausted=not left)
             if conclusion is not None:
                 break
-            statement = await self._ask(audit_id, claim, left.pop(0))
+            statement, report = await self._ask(audit_id, claim, left.pop(0))
             if statement is not None:
                 statements.append(statement)
+            if report is not None:
+                reports.append(report)
         _LOG.info(
             "audit_concluded",
             worker=claim.worker,
-            cause=cause,
+            cause=picked.cause,
             verdict=conclusion.worker.verdict,
             code=conclusion.worker.code,
             auditors=[each.auditor for each in statements],
         )
-        if not statements:  # a mesh without replicas is not to fill its journal with that
+        if not statements:  # a mesh where nobody can audit is not to fill its journal with that
             self._count(NO_AUDITOR)
-            return
-        if cause is Cause.ODD:  # one of the two neighbours said something else before, and was paid
-            self._sampler.owe(claim.upstream)
-            self._sampler.owe(claim.downstream)
-        await self._record(audit_id, claim, conclusion)
+        else:
+            if picked.cause is Cause.ODD:  # one of the two neighbours said something else before, and was paid
+                self._sampler.owe(claim.upstream)
+                self._sampler.owe(claim.downstream)
+            await self._record(audit_id, claim, conclusion, AuditEvidence(picked.proof, tuple(reports)))
+        await self._durably(partial(self._context.store.end_audit, audit_id))
+        if picked.cause is Cause.ODD:
+            self._odd.discard(claim.worker)
 
     def _auditors(self, claim: Claim) -> list[Auditor]:
         """Who is to be asked, whoever has the least to do first."""
-        found = auditors_for(claim, self._servers(), self._policy.tolerances, self._rng)
+        found = auditors_for(claim, self._servers(claim), self._policy.tolerances, self._rng)
         busy = Counter(peer for _, peer in self._asked)
-        found.sort(key=lambda each: (each.comparison != "bitwise", busy[each.server.peer_id]))
+        found.sort(key=lambda each: (each.preference, busy[each.server.peer_id]))
         return found[:MAX_AUDITORS_ASKED]
 
-    def _servers(self) -> list[Server]:
+    def _servers(self, claim: Claim) -> list[Server]:
         return [
             Server(
                 peer_id=member.peer_id,
@@ -194,13 +248,25 @@ class Auditing:
                 recipe=member.recipe,
                 layers=member.layers,
                 canary=member.canary,
+                has_room=self._has_room(member, claim),
             )
             for member in self._members()
             if member.state in _SERVING
         ]
 
-    async def _ask(self, audit_id: bytes, claim: Claim, auditor: Auditor) -> Statement | None:
-        """What one auditor says; None where it cannot be reached or declines."""
+    def _has_room(self, member: Member, claim: Claim) -> bool:
+        """Whether a member's claim holds the audited range beside its own; one that is being moved needs it for that."""
+        model = self._catalogue.find(member.manifest_root)
+        if model is None or member.device is None or member.move is not None:
+            return False
+        try:
+            terms = model.terms_for(member.recipe, member.device)
+        except UnknownModel:
+            return False
+        return terms.claim_mb(member.layers) + terms.claim_mb(claim.layers) <= member.claim_mb
+
+    async def _ask(self, audit_id: bytes, claim: Claim, auditor: Auditor) -> tuple[Statement | None, bytes | None]:
+        """What one auditor says, and the sealed report; None where it cannot be reached or declines, and where it keeps silent."""
         peer = auditor.server.peer_id
         addresses = {member.peer_id: member.addresses for member in self._members()}
         order = order_for(
@@ -209,7 +275,7 @@ class Auditing:
             audit_id=audit_id,
             upstream_addresses=addresses.get(claim.upstream, ()),
             downstream_addresses=addresses.get(claim.downstream, ()),
-            canaries=canaries_for(claim, self._servers()),
+            canaries=canaries_for(claim, self._servers(claim)),
             now_ms=self._context.clock.unix_ms(),
         )
         asked = _Asked(claim, order)
@@ -218,47 +284,60 @@ class Auditing:
             answer = await self._orders.send(peer, auditor.server.addresses, order)
             if isinstance(answer, m.OrderRefused):
                 self._count("declined")
-                return None
-            with trio.move_on_after(report_within_s(claim)):
+                return None, None
+            with trio.move_on_after(report_within_s(claim, auditor)):
                 await asked.arrived.wait()
         except LocalProtocolError:
             raise
         except TessellaError:
             self._count("unreachable")
-            return None
+            return None, None
         finally:
             del self._asked[audit_id, peer]
         if asked.statement is None:
             self._count(_NO_REPORT)
-            return Statement(peer, None, code=_NO_REPORT)
-        return asked.statement
+            return Statement(peer, None, code=_NO_REPORT), None
+        return asked.statement, asked.report
 
-    async def _report(self, peer: PeerId, report: m.AuditReport) -> m.OrchestratorAnswer:
-        """Take the report of an auditor that was asked; the first one counts."""
+    def report(self, peer: PeerId, report: m.AuditReport, raw: bytes) -> m.OrchestratorAnswer:
+        """Take the report of an auditor that was asked; the first one counts.
+
+        Args:
+            peer: who signed it.
+            raw: its envelope, as it came.
+
+        Raises:
+            NotAuthorized: nobody asked.
+            InvalidRequest: it lacks what its outcome needs, or is too long.
+        """
         asked = self._asked.get((report.audit_id, peer))
         if asked is None:
             raise NotAuthorized(
                 "no audit that you were asked for is open under this id: it is over, or was never yours"
             )
+        if len(raw) > MAX_AUDIT_REPORT_BYTES:
+            raise InvalidRequest(f"a report of {len(raw)} bytes; {MAX_AUDIT_REPORT_BYTES} are the limit")
         if asked.statement is None:
-            asked.statement = statement_of(asked.claim, asked.order, report)
+            asked.statement, asked.report = statement_of(asked.claim, asked.order, report), raw
             asked.arrived.set()
         return m.Acknowledged()
 
     # ---- What follows ----
 
-    async def _record(self, audit_id: bytes, claim: Claim, conclusion: Conclusion) -> None:
+    async def _record(self, audit_id: bytes, claim: Claim, conclusion: Conclusion, evidence: AuditEvidence) -> None:
         worker = conclusion.worker
         self._count(worker.verdict)
         if worker.verdict == "inconclusive":
             self._sampler.owe(claim.worker)
-        await self._write_down(audit_id, claim, worker, is_worker=True)
+        await self._write_down(audit_id, claim, worker, evidence, is_worker=True)
         for verdict in conclusion.others:
             self._count(verdict.code or verdict.verdict)
-            await self._write_down(audit_id, claim, verdict, is_worker=False)
+            await self._write_down(audit_id, claim, verdict, evidence, is_worker=False)
 
-    async def _write_down(self, audit_id: bytes, claim: Claim, verdict: Verdict, *, is_worker: bool) -> None:
-        """A verdict and what follows from it, in this order, durable; waits while the ledger cannot be written."""
+    async def _write_down(
+        self, audit_id: bytes, claim: Claim, verdict: Verdict, evidence: AuditEvidence, *, is_worker: bool
+    ) -> None:
+        """A verdict and what follows from it, durable; waits while the ledger cannot be written."""
         store, now_ms = self._context.store, self._context.clock.unix_ms()
         reached = VerdictReached(
             audit_id=audit_id,
@@ -273,13 +352,22 @@ class Auditing:
             session=claim.session if is_worker else None,
             epoch=claim.epoch if is_worker else None,
         )
-        await self._durably(lambda: store.record_verdict(reached, now_ms))
-        if verdict.verdict not in ("failed", "copied"):
-            return
-        penalty = penalty_micro_credits(claim, self._policy.share)
+        is_guilty = verdict.verdict in ("failed", "copied")
         reason = f"{verdict.code}: {verdict.reason}"
+        penalty = penalty_micro_credits(claim, self._policy.share)
+        slashed = (
+            Slashed(peer=verdict.peer, micro_credits=penalty, reason=reason, by="audit", audit_id=audit_id)
+            if is_guilty
+            else None
+        )
+        kept = None if verdict.verdict == "passed" or not evidence.reports else evidence
+        recorded: list[Recorded | None] = []
+        await self._durably(lambda: recorded.append(store.record_verdict(reached, now_ms, slashed, kept)))
+        if recorded[0] is not None and kept is not None and not recorded[0].evidence_kept:
+            self._count("evidence_not_kept")
+        if not is_guilty:
+            return
         _LOG.warning("peer_slashed", peer=verdict.peer, micro_credits=penalty, reason=reason)
-        await self._durably(lambda: store.slash(verdict.peer, penalty, reason, "audit", now_ms, audit_id))
         if verdict.verdict == "copied" or await self._failed(verdict.peer) >= self._policy.blacklist_after:
             await self._durably(lambda: store.set_blacklisted(verdict.peer, True, reason, now_ms))
             await self._leave(verdict.peer)

@@ -24,8 +24,12 @@ _LINE_BYTES = 384
 """At most what a line takes beside its text: two peer ids, a request id, a kind, three numbers and the names of the fields."""
 
 
-def ledger_line(sequence: int, entry: JournalEntry) -> LedgerLine:
-    """The line of one entry. ``micro_credits`` is what the peer's account gained, below 0 what it lost."""
+def ledger_line(sequence: int, entry: JournalEntry, reports: int = 0) -> LedgerLine:
+    """The line of one entry. ``micro_credits`` is what the peer's account gained, below 0 what it lost.
+
+    Args:
+        reports: how many auditors' reports are kept that it rests on.
+    """
     change = entry.change
     peer: str | None = None
     requester: str | None = None
@@ -61,6 +65,7 @@ def ledger_line(sequence: int, entry: JournalEntry) -> LedgerLine:
         request_id=request_id,
         micro_credits=micro_credits,
         text=_one_line(text),
+        reports=reports,
     )
 
 

@@ -22,7 +22,7 @@ from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.wire import messages as m
 
-_READS = (m.ReadLedger, m.ReadAccounts, m.ReadReputation, m.PullSnapshot)
+_READS = (m.ReadLedger, m.ReadEvidence, m.ReadAccounts, m.ReadReputation, m.PullSnapshot)
 
 
 class Operating:

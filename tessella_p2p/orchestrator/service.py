@@ -172,7 +172,9 @@ class Orchestrator:
         if audits is not None:
             members = self.membership.members
             rng = rng or random.SystemRandom()
-            self.auditing = Auditing(context, self.catalogue, members, self.orders, self._exclude, audits, rng)
+            self.auditing = Auditing(
+                context, self.catalogue, members, self.orders, self._exclude, self.settling.proven, audits, rng
+            )
             self.settling.observers.append(self.auditing.judged)
         self._handlers: dict[type[Message], Handler] = {
             **self.membership.handlers(),
@@ -180,7 +182,6 @@ class Orchestrator:
             **self.reading.handlers(),
             **self.operating.handlers(),
             **self.federating.handlers(),
-            **(self.auditing.handlers() if self.auditing is not None else {}),
         }
 
     @property
@@ -303,6 +304,8 @@ class Orchestrator:
             if check is not None:
                 check(request)
             return await self._dispatch(signer, request)
+            if isinstance(request, m.AuditReport) and self.auditing is not None:
+                return self.auditing.report(signer, request, raw)  # kept as it was sealed, where it is evidence
 
     async def operate(self, token: str, request: m.OperatorRequest, *, where: str = "http") -> m.OperatorAnswer:
         """Answer what comes beside a bearer token.

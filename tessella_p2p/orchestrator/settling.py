@@ -12,7 +12,7 @@ import trio
 from tessella_p2p.base.errors import Blacklisted, StorageError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import HEARTBEAT_S
-from tessella_p2p.ledger.evidence import SettlementTerms
+from tessella_p2p.ledger.evidence import ProvenWork, SettlementTerms, verify_proof
 from tessella_p2p.ledger.store import Judged
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.grants import Grants, tier_of
@@ -48,8 +48,16 @@ class Settling:
         """Replace the other orchestrators under whose leases work is paid."""
         self._terms = replace(self._terms, lease_issuers=others)
 
+    def proven(self, raw: bytes) -> ProvenWork:
+        """What a sealed proof shows by itself.
+
+        Raises:
+            ProofRefused: it is forged, or its time is over.
+        """
+        return verify_proof(raw, self._terms, self._context.clock.unix_ms())
+
     async def run(self) -> None:
-        """Forget tickets that can no longer settle, and proofs that nobody needs, until cancelled."""
+        """Forget tickets that can no longer settle, and proofs and evidence that nobody needs, until cancelled."""
         context = self._context
         while True:
             await trio.sleep(HEARTBEAT_S)

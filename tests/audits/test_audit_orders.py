@@ -10,11 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.liars import TRUTH, claim
-from tessella_p2p.audits.orders import Auditor, Server, auditors_for, canaries_for, order_for, report_within_s
+from tessella_p2p.audits.orders import (
+    Auditor,
+    Preference,
+    Server,
+    auditors_for,
+    canaries_for,
+    order_for,
+    report_within_s,
+)
 from tessella_p2p.audits.tolerance import MARGIN, NONE_MEASURED, Tolerances
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import MAX_CANARIES_NAMED
+from tessella_p2p.base.limits import AUDIT_LOAD_S, MAX_CANARIES_NAMED
 from tessella_p2p.wire.keys import NodeKey
 
 PEERS = tuple(NodeKey(bytes([index]) * 32).peer_id for index in range(1, 31))
@@ -45,9 +53,41 @@ def test_replicas_of_the_same_recipe_audit() -> None:
     assert set(asked(*map(server, OTHERS[:3]))) == set(OTHERS[:3])
 
 
-@pytest.mark.parametrize("involved", [WORKER, UPSTREAM, DOWNSTREAM, REQUESTER])
-def test_nobody_who_is_part_of_the_work_audits_it(involved: PeerId) -> None:
-    assert asked(server(involved), server(OTHERS[0])) == [OTHERS[0]]
+ELSEWHERE = LayerRange(0, 2)
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+@pytest.mark.parametrize("never", [WORKER, DOWNSTREAM])
+def test_the_worker_and_whoever_knows_its_answer_never_audit(never: PeerId, has_room: bool) -> None:
+    layers = ELSEWHERE if has_room else CLAIM.layers
+    assert asked(server(never, layers=layers, has_room=has_room)) == []
+
+
+@pytest.mark.parametrize("party", [UPSTREAM, REQUESTER])
+def test_whoever_else_is_part_of_the_work_is_asked_last(party: PeerId) -> None:
+    replica, roomy = server(OTHERS[0]), server(OTHERS[1], layers=ELSEWHERE, has_room=True)
+    near = server(OTHERS[2], recipe="torch-f32@cpu-1")
+    for layers in (CLAIM.layers, ELSEWHERE):
+        last = server(party, layers=layers, has_room=layers == ELSEWHERE)
+        for seed in range(5):
+            order = asked(last, near, roomy, replica, tolerances=NEAR, seed=seed)
+            assert order == [OTHERS[0], OTHERS[1], OTHERS[2], party]
+    assert asked(server(party, recipe="torch-f32@cpu-1"), tolerances=NEAR) == []
+
+
+def test_a_requester_that_is_the_downstream_peer_is_not_asked() -> None:
+    entry = server(REQUESTER, layers=ELSEWHERE, has_room=True)
+    tail = replace(CLAIM, is_tail=True, downstream=REQUESTER)
+    assert auditors_for(tail, [entry], NONE_MEASURED, random.Random(1)) == []
+
+
+def test_whoever_has_room_loads_the_range_and_has_more_time_for_it() -> None:
+    roomy = server(OTHERS[0], layers=ELSEWHERE, has_room=True)
+    (found,) = auditors_for(CLAIM, [roomy], NONE_MEASURED, random.Random(1))
+    assert found == Auditor(roomy, "bitwise", Preference.ROOMY, loads=True)
+    replica = Auditor(server(OTHERS[1]), "bitwise", Preference.REPLICA)
+    assert report_within_s(CLAIM, found) == report_within_s(CLAIM, replica) + AUDIT_LOAD_S
+    assert asked(replace(roomy, recipe="torch-f32@cpu-1"), tolerances=NEAR) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +114,7 @@ def test_another_recipe_audits_after_the_same_one_and_only_if_the_pair_was_measu
     near = server(OTHERS[0], recipe="torch-f32@cpu-1")
     assert asked(near, server(OTHERS[1]), tolerances=NEAR) == [OTHERS[1], OTHERS[0]]
     found = auditors_for(CLAIM, [near], NEAR, random.Random(1))
-    assert found == [Auditor(near, "tolerance", 7 * MARGIN)]
+    assert found == [Auditor(near, "tolerance", Preference.NEAR, 7 * MARGIN)]
     assert auditors_for(replace(CLAIM, is_tail=True), [near], NEAR, random.Random(1)) == []
 
 
@@ -88,9 +128,10 @@ def test_canaries_of_the_range_are_named_in_a_bounded_number() -> None:
 
 def test_a_bitwise_order_does_not_say_what_the_worker_claims() -> None:
     canaries = canaries_for(CLAIM, [server(OTHERS[1], canary="scale")])
+    auditor = Auditor(server(OTHERS[0]), "bitwise", Preference.REPLICA)
     order = order_for(
         CLAIM,
-        Auditor(server(OTHERS[0]), "bitwise"),
+        auditor,
         audit_id=bytes(16),
         upstream_addresses=["/ip4/127.0.0.1/tcp/2"],
         downstream_addresses=[],
@@ -100,13 +141,13 @@ def test_a_bitwise_order_does_not_say_what_the_worker_claims() -> None:
     assert CLAIM.output_digest not in order.model_dump().values()
     assert (order.auditor, order.audited, order.positions) == (OTHERS[0], WORKER, 40)
     assert order.canaries == canaries
-    assert order.report_before == 1_000 + int(report_within_s(CLAIM) * 1000)
+    assert order.report_before == 1_000 + int(report_within_s(CLAIM, auditor) * 1000)
 
 
 def test_an_order_by_tolerance_says_it_and_names_no_canary() -> None:
     order = order_for(
         CLAIM,
-        Auditor(server(OTHERS[0]), "tolerance", 28),
+        Auditor(server(OTHERS[0]), "tolerance", Preference.NEAR, 28),
         audit_id=bytes(16),
         upstream_addresses=(),
         downstream_addresses=(),
@@ -158,5 +199,5 @@ def test_a_wrong_file_of_tolerances_is_refused_by_the_name_of_the_key(content: d
 def test_whoever_is_asked_may_be_asked(rows: list[tuple[PeerId, str]]) -> None:
     servers = [server(peer, recipe=recipe) for peer, recipe in rows]
     for auditor in auditors_for(CLAIM, servers, NEAR, random.Random(1)):
-        assert auditor.server.peer_id not in (WORKER, UPSTREAM, DOWNSTREAM, REQUESTER)
+        assert auditor.server.peer_id not in (WORKER, DOWNSTREAM)
         assert auditor.comparison == ("bitwise" if auditor.server.recipe == CLAIM.recipe else "tolerance")

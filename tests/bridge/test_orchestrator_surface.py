@@ -57,6 +57,7 @@ async def test_the_manuals_routes_are_all_there() -> None:
     }
     assert {(route.method, route.path) for route in OPERATOR} == {
         ("GET", "/ledger"),
+        ("GET", "/ledger/evidence"),
         ("GET", "/ledger/snapshot"),
         ("GET", "/credits"),
         ("GET", "/reputation"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -17,9 +17,11 @@ from tessella_p2p.audits.judging import FALSE_REPORT, HISTORY_WITHHELD, penalty_
 from tessella_p2p.audits.sampling import claim_of
 from tessella_p2p.base.errors import InvalidRequest, NotAuthorized, Overloaded, StorageError
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import MAX_OPEN_AUDITS
+from tessella_p2p.base.limits import AUDITS_RESUMED_AFTER_S, MAX_AUDIT_REPORT_BYTES, MAX_OPEN_AUDITS
+from tessella_p2p.ledger.audit_evidence import AuditEvidence, OpenAudit
 from tessella_p2p.ledger.blocking import in_place
 from tessella_p2p.ledger.changes import VerdictReached
+from tessella_p2p.ledger.evidence import verify_proof
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.ledger.store import Judged, LedgerStore
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork, constant_latency
@@ -27,7 +29,7 @@ from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.orchestrator.auditing import Auditing, AuditPolicy
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import OrchestratorContext
-from tessella_p2p.orchestrator.member import Member, MemberState
+from tessella_p2p.orchestrator.member import Member, MemberState, Move
 from tessella_p2p.orchestrator.orders import Orders
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.wire import messages as m
@@ -50,10 +52,12 @@ from tests.ledger.proving import (
     seal_proof,
 )
 from tests.orchestrator.paper_workers import MODEL
+from tests.orchestrator.paper_workers import TERMS as MODEL_TERMS
 
 Conduct = Literal["honest", "lies", "accomplice", "withheld", "silent", "declines", "unreachable"]
 WORKER, UPSTREAM, DOWNSTREAM = WORKERS[1], WORKERS[0], WORKERS[2]
 LIE = "a lie"
+SEALED = b"the sealed report of "
 EVERYTHING = AuditPolicy(share=1.0, recheck_share=0.0)
 CANARY = key_of("canary")
 
@@ -119,7 +123,7 @@ class Court:
         return m.CanaryDigest(peer_id=CANARY.peer_id, digest=digest_at(order.layers[1], order.positions, salt))
 
     async def report(self, peer: PeerId, report: m.AuditReport) -> m.OrchestratorAnswer:
-        return await self.auditing.handlers()[m.AuditReport](peer, report)
+        return self.auditing.report(peer, report, SEALED + peer.encode())
 
     def settle(self, *, lying: bool = False, salt_in: str = "") -> Judged:
         """Settle the next proof of the audited worker, and tell the part."""
@@ -216,7 +220,14 @@ async def court(
                 made[0].excluded.append(peer)
 
             auditing = Auditing(
-                context, Catalogue([MODEL]), lambda: members, Orders(context), exclude, policy, random.Random(1)
+                context,
+                Catalogue([MODEL]),
+                lambda: members,
+                Orders(context),
+                exclude,
+                lambda raw: verify_proof(raw, TERMS, NOW),
+                policy,
+                random.Random(1),
             )
             made.append(Court(auditing, store, context, members))
             nursery.start_soon(auditing.run)
@@ -369,6 +380,166 @@ async def test_a_mesh_without_replicas_judges_nobody_and_writes_nothing_down(
             with trio.move_on_after(0.1):
                 await trio.Event().wait()
         assert found.verdicts() == []
+
+
+def roomy(one: Member, claim_mb: int) -> Member:
+    """The same member at the end of the model, with such a claim."""
+    return replace(one, layers=LayerRange(20, 30), claim_mb=claim_mb, device="cpu")
+
+
+BOTH_MB = MODEL_TERMS.claim_mb(LayerRange(20, 30)) + MODEL_TERMS.claim_mb(LayerRange(10, 20))
+
+
+async def test_without_replicas_whoever_has_room_for_the_range_audits_it(tmp_path: Path, clock: VirtualClock) -> None:
+    async with court(tmp_path, clock, three()) as found:
+        found.members[:] = [roomy(one, BOTH_MB) for one in found.members]
+        found.settle(lying=True)
+        await found.concluded()
+        assert found.verdicts() == [(WORKER.peer_id, "failed", "wrong_output")]
+        assert {order.layers for order in found.orders} == {(10, 20)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"claim_mb": BOTH_MB - 1},
+        {"claim_mb": 0, "device": None},
+        {"recipe": "q8_0"},
+        {"move": Move(LayerRange(0, 10), 2, b"lease", 0, 0)},
+        {"canary": "scale"},
+    ],
+    ids=["a smaller claim", "a claim that nobody remembers", "another recipe", "on the move", "a canary"],
+)
+async def test_whose_claim_is_not_free_for_it_audits_nothing(
+    tmp_path: Path, clock: VirtualClock, changes: dict[str, Any]
+) -> None:
+    async with court(tmp_path, clock, {"replica 0": "honest"}) as found:
+        found.members[:] = [replace(roomy(one, BOTH_MB), **changes) for one in found.members]
+        found.settle()
+        while not found.counted("no_auditor"):
+            with trio.move_on_after(0.1):
+                await trio.Event().wait()
+        assert not found.orders
+
+
+async def test_a_replica_is_asked_before_whoever_only_has_room(tmp_path: Path, clock: VirtualClock) -> None:
+    async with court(tmp_path, clock, three()) as found:
+        found.members[1:] = [roomy(one, BOTH_MB) for one in found.members[1:]]
+        for number in range(1, 6):
+            found.settle()
+            await found.concluded(number)
+        assert {order.auditor for order in found.orders} == {found.members[0].peer_id}
+
+
+# ---- Evidence ----
+
+
+def evidence_of(found: Court) -> dict[tuple[str, str], AuditEvidence | None]:
+    return {
+        (entry.change.peer, entry.change.verdict): found.store.audit_evidence(sequence)
+        for sequence, entry in found.store.journal()
+        if isinstance(entry.change, VerdictReached)
+    }
+
+
+def sealed_of(order: m.AuditOrder) -> bytes:
+    return SEALED + order.auditor.encode()
+
+
+async def test_a_verdict_that_is_not_passed_keeps_the_proof_and_the_sealed_reports(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    async with court(tmp_path, clock, three()) as found:
+        found.settle()
+        await found.concluded()
+        assert evidence_of(found) == {(WORKER.peer_id, "passed"): None}
+        found.orders.clear()
+        found.settle(lying=True)
+        await found.concluded(2)
+        proof = seal_proof(proof_body(1, request_id="request-2", salt_out=LIE), WORKER, sequence=2)
+        kept = evidence_of(found)[WORKER.peer_id, "failed"]
+        assert kept == AuditEvidence(proof, tuple(map(sealed_of, found.orders)))
+        assert len(kept.reports) == 3
+
+
+async def test_the_evidence_of_a_false_report_is_that_report_too(tmp_path: Path, clock: VirtualClock) -> None:
+    conducts: dict[str, Conduct] = {"replica 0": "lies", "replica 1": "honest", "replica 2": "honest"}
+    async with court(tmp_path, clock, conducts) as found:
+        liar = key_of("replica 0").peer_id
+        audits = 0
+        while (liar, "failed") not in evidence_of(found):
+            found.settle()
+            audits += 1
+            await found.concluded(audits)
+        kept = evidence_of(found)[liar, "failed"]
+        assert kept is not None
+        assert SEALED + liar.encode() in kept.reports
+
+
+async def test_of_silence_there_is_no_evidence(tmp_path: Path, clock: VirtualClock) -> None:
+    async with court(tmp_path, clock, three("silent")) as found:
+        found.settle(lying=True)
+        await found.concluded()
+        assert evidence_of(found) == {(WORKER.peer_id, "inconclusive"): None}
+
+
+async def test_a_report_beyond_the_bound_is_refused(tmp_path: Path, clock: VirtualClock) -> None:
+    async with court(tmp_path, clock, {"replica 0": "silent"}) as found:
+        found.settle()
+        while not found.orders:
+            with trio.move_on_after(0.1):
+                await trio.Event().wait()
+        order = found.orders[0]
+        report = m.AuditReport(audit_id=order.audit_id, outcome="computed", output_digest=bytes(32))
+        with pytest.raises(InvalidRequest):
+            found.auditing.report(PeerId(order.auditor), report, bytes(MAX_AUDIT_REPORT_BYTES + 1))
+
+
+# ---- Restarts ----
+
+
+async def test_an_audit_that_was_under_way_begins_again_after_a_restart(tmp_path: Path, clock: VirtualClock) -> None:
+    async with court(tmp_path, clock, three("silent")) as found:
+        found.settle(lying=True)
+        while not found.orders:
+            with trio.move_on_after(0.1):
+                await trio.Event().wait()
+        audit_id = found.orders[0].audit_id
+    async with court(tmp_path, clock, three()) as found:
+        await found.concluded()
+        assert found.verdicts() == [(WORKER.peer_id, "failed", "wrong_output")]
+        assert {order.audit_id for order in found.orders} == {audit_id}
+        assert found.counted("resumed") == 1
+        assert found.store.open_audits() == []
+    async with court(tmp_path, clock, three()) as found:
+        with trio.move_on_after(2 * AUDITS_RESUMED_AFTER_S):
+            await trio.Event().wait()
+        assert not found.orders, "an audit that ended is over"
+
+
+async def test_nobody_is_judged_twice_by_one_audit(tmp_path: Path, clock: VirtualClock) -> None:
+    """The process died between the verdict and the end of the audit."""
+    async with court(tmp_path, clock, three()) as found:
+        judged = found.settle(lying=True)
+        await found.concluded()
+        balance = found.balance(WORKER.peer_id)
+        proof = seal_proof(proof_body(1, request_id="request-1", salt_out=LIE), WORKER, sequence=1)
+        assert judged.settled.status == "settled"
+        found.store.begin_audit(OpenAudit(found.orders[0].audit_id, "sampled", proof))
+    async with court(tmp_path, clock, three()) as found:
+        await found.concluded()
+        assert found.verdicts() == [(WORKER.peer_id, "failed", "wrong_output")]
+        assert found.balance(WORKER.peer_id) == balance
+
+
+async def test_what_is_no_proof_any_more_is_not_taken_up_again(tmp_path: Path, clock: VirtualClock) -> None:
+    async with court(tmp_path, clock, three()) as found:
+        found.store.begin_audit(OpenAudit(bytes(16), "sampled", b"damaged"))
+    async with court(tmp_path, clock, three()) as found:
+        with trio.move_on_after(2 * AUDITS_RESUMED_AFTER_S):
+            await trio.Event().wait()
+        assert found.store.open_audits() == []
+        assert not found.orders
 
 
 async def test_an_auditor_cannot_say_that_there_is_none(tmp_path: Path, clock: VirtualClock) -> None:

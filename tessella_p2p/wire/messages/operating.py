@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tessella_p2p.base.limits import MAX_ADMIN_TOKEN_CHARS, MAX_MEMBERS, MAX_MODEL_LAYERS, MAX_PAGE_ROWS, MAX_TERMS
+from tessella_p2p.base.limits import (
+    MAX_ADMIN_TOKEN_CHARS,
+    MAX_AUDITORS,
+    MAX_MEMBERS,
+    MAX_MODEL_LAYERS,
+    MAX_PAGE_ROWS,
+    MAX_TERMS,
+)
 from tessella_p2p.wire.envelope import Message
 from tessella_p2p.wire.messages.federation import PullSnapshot, SnapshotPage
 from tessella_p2p.wire.messages.reads import ManifestSummary
@@ -19,6 +26,7 @@ from tessella_p2p.wire.messages.types import (
     PageSize,
     Peer,
     Reason,
+    Sealed,
     Tier,
     TimeMs,
 )
@@ -33,7 +41,10 @@ class ReadLedger(Message):
 
 
 class LedgerLine(Message):
-    """One entry of the journal, for people: what it moved, and why. ``text`` is one line."""
+    """One entry of the journal, for people: what it moved, and why. ``text`` is one line.
+
+    ``reports`` is how many auditors' sealed reports are kept that a verdict rests on; see `ReadEvidence`.
+    """
 
     sequence: Count
     at: TimeMs
@@ -43,6 +54,7 @@ class LedgerLine(Message):
     request_id: Name | None = None
     micro_credits: MicroCredits = 0
     text: Reason
+    reports: Count = 0
 
 
 class LedgerLines(Message):
@@ -51,6 +63,22 @@ class LedgerLines(Message):
     kind: Literal["ledger_lines"] = "ledger_lines"
     head: Count
     entries: Annotated[tuple[LedgerLine, ...], Field(max_length=MAX_PAGE_ROWS)]
+
+
+class ReadEvidence(Message):
+    """What the verdict of entry ``sequence`` rests on."""
+
+    kind: Literal["read_evidence"] = "read_evidence"
+    sequence: Count
+
+
+class Evidence(Message):
+    """Answer to `ReadEvidence`: the proof as its worker sealed it, and the reports as their auditors did."""
+
+    kind: Literal["evidence"] = "evidence"
+    sequence: Count
+    proof: Sealed
+    reports: Annotated[tuple[Sealed, ...], Field(max_length=MAX_AUDITORS)]
 
 
 class ReadAccounts(Message):
@@ -182,9 +210,18 @@ class PublishManifest(Message):
     terms: Annotated[tuple[TermsEntry, ...], Field(min_length=1, max_length=MAX_TERMS)]
 
 
-OperatorRequest = ReadLedger | ReadAccounts | ReadReputation | Slash | Rebalance | PublishManifest | PullSnapshot
+OperatorRequest = (
+    ReadLedger | ReadEvidence | ReadAccounts | ReadReputation | Slash | Rebalance | PublishManifest | PullSnapshot
+)
 OperatorAnswer = (
-    LedgerLines | AccountEntries | ReputationEntries | Slashed | RebalancePlan | ManifestSummary | SnapshotPage
+    LedgerLines
+    | Evidence
+    | AccountEntries
+    | ReputationEntries
+    | Slashed
+    | RebalancePlan
+    | ManifestSummary
+    | SnapshotPage
 )
 """A `PublishManifest` is answered with what is served from now on."""
 
