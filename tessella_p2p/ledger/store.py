@@ -28,8 +28,6 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.ledger.accounts import Account
 from tessella_p2p.ledger.assignments import Assignment, decode_assignment, encode_assignment
-from tessella_p2p.ledger.chain import Head, SnapshotRow
-from tessella_p2p.ledger.changes import BlacklistChanged, JournalEntry, Slashed, VerdictReached
 from tessella_p2p.ledger.audit_evidence import (
     AUDIT_TABLES,
     AuditEvidence,
@@ -42,6 +40,8 @@ from tessella_p2p.ledger.audit_evidence import (
     read_evidence,
     read_open,
 )
+from tessella_p2p.ledger.chain import Head, SnapshotRow
+from tessella_p2p.ledger.changes import BlacklistChanged, JournalEntry, Slashed, VerdictReached
 from tessella_p2p.ledger.environment import Environment, Transaction
 from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms, verify_proof
 from tessella_p2p.ledger.group_commit import GroupCommit
@@ -94,16 +94,16 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """Proofs that one caller wants settled: the work that each shows, or the answer that needs no state."""
-
-@dataclass(frozen=True, slots=True)
 class Recorded:
     """A verdict that was written down: its entry, and whether its evidence is kept."""
 
     sequence: int
     evidence_kept: bool
 
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Proofs that one caller wants settled: the work that each shows, or the answer that needs no state."""
 
     works: Sequence[tuple[bytes, ProvenWork | Judged]]
     terms: SettlementTerms
@@ -198,11 +198,11 @@ class LedgerStore:
             if change is not None:
                 journal.write(change, now_ms)
             drop_old_proofs(transaction, now_ms)
+            drop_old_evidence(transaction, now_ms)
         return True
 
     # ---- Verdicts, slashes, the blacklist ----
 
-            drop_old_evidence(transaction, now_ms)
     def record_verdict(
         self,
         verdict: VerdictReached,

@@ -303,9 +303,9 @@ class Orchestrator:
             asked.kind = request.kind
             if check is not None:
                 check(request)
-            return await self._dispatch(signer, request)
             if isinstance(request, m.AuditReport) and self.auditing is not None:
                 return self.auditing.report(signer, request, raw)  # kept as it was sealed, where it is evidence
+            return await self._dispatch(signer, request)
 
     async def operate(self, token: str, request: m.OperatorRequest, *, where: str = "http") -> m.OperatorAnswer:
         """Answer what comes beside a bearer token.
