@@ -519,6 +519,8 @@ MAX_REVOCATIONS = MAX_MEMBERS
 """Revocations that one orchestrator remembers; the oldest makes room."""
 MAX_LISTED_REVOCATIONS = 384
 """Revocations in one answer, the newest: beside `MAX_LISTED_BYTES` they fit into an envelope."""
+MAX_SWARM_REVOCATIONS = 4 * MAX_REVOCATIONS
+"""Revocations that one node remembers, of all its orchestrators; they are told again and again."""
 REVOCATION_TOLD_S = LEASE_TTL_S + OUTAGE_GRACE_S
 """How long a revocation is told: after that no node counts the revoked leases any more."""
 REVOCATION_KEPT_S = LEASE_TTL_S + TICKET_OPEN_S + TICKET_SETTLE_S

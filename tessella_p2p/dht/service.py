@@ -7,7 +7,7 @@ nothing here waits for the mesh before the node starts.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 import trio
@@ -175,12 +175,19 @@ class Discovery:
         for raw in raws:
             self._observe(raw, source)
 
+    def revoke(self, issuer: PeerId, serials: Mapping[PeerId, int]) -> None:
+        """Take note of leases that their issuer took away, by peer up to which serial; see `SwarmView.revoke`."""
+        if self.view.revoke(issuer, serials):
+            log.info("leases_revoked", issuer=issuer, peers=sorted(serials))
+            self._news.set()
+            self._news = trio.Event()
+
     def orchestrator_reachable(self, reachable: bool) -> None:
         """Say whether leases can be renewed now; while they cannot, expired ones count for the outage grace."""
         self.view.orchestrator_reachable = reachable
 
     async def changed(self) -> None:
-        """Wait until the view takes a record that is news."""
+        """Wait until the view takes a record that is news, or a lease is taken away."""
         await self._news.wait()
 
     def _hear(self, raw: bytes) -> None:

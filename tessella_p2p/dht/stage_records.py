@@ -117,6 +117,7 @@ def verify_stage(
     orchestrator_reachable: bool = True,
     outage_grace_ms: int = OUTAGE_GRACE_MS,
     serials: Mapping[tuple[PeerId, PeerId], int] | None = None,
+    revoked: Mapping[tuple[PeerId, PeerId], int] | None = None,
 ) -> VerifiedStage:
     """Verify a stage record and the lease in it.
 
@@ -127,12 +128,14 @@ def verify_stage(
         orchestrator_reachable: False lets an expired lease count for the outage grace.
         outage_grace_ms: how long that is.
         serials: the newest lease serial seen, by (orchestrator, peer); an older lease is superseded.
+        revoked: up to which serial leases were taken away, by (orchestrator, peer).
 
     Raises:
         MalformedMessage, VersionMismatch: no record.
         InvalidSignature: the record's or the lease's signature is not its signer's.
         Expired: the record or the lease is over, or not yet valid.
-        NotAuthorized: the lease is of an orchestrator that is not pinned, for another peer, model, recipe or range, or superseded.
+        NotAuthorized: the lease is of an orchestrator that is not pinned, for another peer, model, recipe or range, superseded, or was
+            taken away.
     """
     signed = signed_stage(raw)
     check_record_time(signed.envelope, now_ms)
@@ -142,6 +145,8 @@ def verify_stage(
     newest = (serials or {}).get((stage.orchestrator, stage.peer_id), 0)
     if stage.lease_serial < newest:
         raise NotAuthorized(f"{stage.peer_id}'s lease {stage.lease_serial} is superseded by lease {newest}")
+    if stage.lease_serial <= (revoked or {}).get((stage.orchestrator, stage.peer_id), -1):
+        raise NotAuthorized(f"{stage.peer_id}'s lease {stage.lease_serial} was taken away")
     # Only the start of the lease's window is judged here; its end has the outage grace.
     check_window("lease", lease.issued_at, max(lease.expires_at, now_ms + 1), now_ms)
     if not lease_counts(

@@ -9,6 +9,7 @@ An entry stays for a while after it is over, so that an older record of the same
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ from tessella_p2p.base.limits import (
     CLOCK_SKEW_MS,
     HEARTBEAT_S,
     MAX_SWARM_RECORDS,
+    MAX_SWARM_REVOCATIONS,
     OFFLINE_AFTER_MISSED,
     OUTAGE_GRACE_S,
     STALE_AFTER_MISSED,
@@ -76,6 +78,7 @@ class SwarmView:
         self._max_records = max_records
         self._entries: dict[PeerId, _Entry] = {}
         self._serials: dict[tuple[PeerId, PeerId], int] = {}
+        self._revoked: dict[tuple[PeerId, PeerId], int] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -97,6 +100,7 @@ class SwarmView:
             orchestrator_reachable=self.orchestrator_reachable,
             outage_grace_ms=self._outage_grace_ms,
             serials=self._serials,
+            revoked=self._revoked,
         )
         entry = self._entries.get(stage.peer_id)
         if entry is not None and stage.sequence <= entry.stage.sequence:
@@ -110,6 +114,27 @@ class SwarmView:
         entry.stage, entry.received_at = stage, now_ms
         self._note_source(entry, source, now_ms)
         return stage
+
+    def revoke(self, issuer: PeerId, serials: Mapping[PeerId, int]) -> bool:
+        """Take note of leases that their issuer took away: no record under one of them is used any more, whoever brings it.
+
+        Args:
+            issuer: who signed those leases, and says so.
+            serials: by peer, up to which serial.
+
+        Returns:
+            Whether there is one that was not known.
+        """
+        if issuer not in self.pins:
+            return False
+        has_news = False
+        for peer, serial in serials.items():
+            known = self._revoked.pop((issuer, peer), -1)
+            self._revoked[issuer, peer] = max(serial, known)
+            has_news = has_news or serial > known
+            if len(self._revoked) > MAX_SWARM_REVOCATIONS:
+                del self._revoked[next(iter(self._revoked))]
+        return has_news
 
     def liveness(self, peer: PeerId, now_ms: int) -> Liveness:
         """How alive a peer's stage seems; ``offline`` for an unknown one."""
@@ -167,7 +192,8 @@ class SwarmView:
             outage_grace_ms=self._outage_grace_ms,
         ):
             return "offline"
-        if self._serials.get((stage.orchestrator, stage.peer_id), 0) > stage.lease_serial:
+        pair = (stage.orchestrator, stage.peer_id)
+        if self._serials.get(pair, 0) > stage.lease_serial or self._revoked.get(pair, -1) >= stage.lease_serial:
             return "offline"
         if entry.heartbeat_at is None or stage.issued_at > entry.heartbeat_issued_at + _HEARTBEAT_MS:
             return "live"

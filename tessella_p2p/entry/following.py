@@ -8,6 +8,7 @@ import structlog
 import trio
 
 from tessella_p2p.base.errors import TessellaError, TransportError
+from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import (
     FOLLOW_RETRY_S,
     FOLLOW_ROUTED_S,
@@ -75,6 +76,10 @@ class Following:
         self._heard = True
         self._reach.reached(trio.current_time())
         if isinstance(news, m.Stages):
+            if news.issuer is not None:  # the client saw to it that this is who answered
+                self._discovery.revoke(
+                    PeerId(news.issuer), {PeerId(each.peer_id): each.serial for each in news.revoked}
+                )
             self._discovery.observe(news.records, "orchestrator")
 
     async def _poll(self) -> None:

@@ -213,4 +213,8 @@ class OrchestratorClient:
             )
         if isinstance(answer.body, Refused):
             raise error_from_code(answer.body.code, answer.body.reason)
+        if isinstance(answer.body, Stages) and answer.body.issuer not in (None, self.orchestrator):
+            raise RemoteProtocolError(f"{self.orchestrator} revokes leases of {answer.body.issuer}").blame(
+                self.orchestrator
+            )
         return envelope, answer.body

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Generic
+from typing import Generic, cast
 
 from tessella_p2p.base.errors import RefusalError, RemoteProtocolError
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -23,6 +23,7 @@ from tessella_p2p.base.limits import (
     MAX_REMEMBERED_ENVELOPES,
     MICRO_PER_CREDIT,
 )
+from tessella_p2p.ledger.revocation import Revocation
 from tessella_p2p.wire.envelope import Envelope, MessageT, decode_message, open_envelope
 from tessella_p2p.wire.messages import LEASE, PROOF, RECEIPT, TICKET, DigestMark, Lease, Proof, ReceiptBody, Ticket
 
@@ -36,6 +37,7 @@ class Code(StrEnum):
     CANARY = "canary"
     UNLEASED_LAYERS = "unleased_layers"
     LEASE_NOT_IN_FORCE = "lease_not_in_force"
+    LEASE_REVOKED = "lease_revoked"
     TICKET_NOT_OPEN = "ticket_not_open"
     TICKET_EXPIRED = "ticket_expired"
     TOO_MANY_POSITIONS = "too_many_positions"
@@ -73,6 +75,7 @@ class SettlementTerms:
         issuance_per_day: micro-credits that the tickets of one requester may bring into being in one day.
         lease_issuers: whose leases count; the orchestrator's own always do. None: everybody's, where another one has judged that.
         requester_pays: whether a ticket's requester pays for it, as far as it can, and nothing is brought into being.
+        revoked: leases that the orchestrator took away, by peer; it may be a live view.
     """
 
     orchestrator: PeerId
@@ -80,6 +83,7 @@ class SettlementTerms:
     issuance_per_day: int = ISSUANCE_PER_REQUESTER_DAY * MICRO_PER_CREDIT
     lease_issuers: frozenset[PeerId] | None = frozenset()
     requester_pays: bool = False
+    revoked: Mapping[PeerId, Revocation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.lease_issuers is not None:
@@ -181,7 +185,7 @@ def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: in
     receipt of the requester.
 
     During an outage leases are not renewed but tickets that were minted before it still open sessions, so a lease that was in
-    force when the ticket was minted counts for that ticket.
+    force when the ticket was minted counts for that ticket. Work under a lease is paid up to the moment in which it is taken away.
     """
     opened = _opened(proof.lease, LEASE, Lease)
     lease = opened.body
@@ -195,10 +199,16 @@ def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: in
         raise ProofRefused(Code.FOREIGN_LEASE, "its lease is for another model or recipe")
     if lease.layers != layers.as_tuple():
         raise ProofRefused(Code.UNLEASED_LAYERS, f"layers {layers}; {worker} was leased {LayerRange(*lease.layers)}")
-    if not any(opened.issued_at - CLOCK_SKEW_MS <= at < opened.expires_at for at in (proof.opened_at, minted_at)):
+    begins_at, ends_at = opened.issued_at - CLOCK_SKEW_MS, opened.expires_at
+    if not begins_at <= proof.opened_at < ends_at and not begins_at <= minted_at < ends_at:
         raise ProofRefused(
             Code.LEASE_NOT_IN_FORCE, f"lease {lease.serial} was not in force when the session was opened"
         )
+    revocation = terms.revoked.get(worker) if opened.signer == terms.orchestrator else None
+    # When the session was opened the worker says; when the ticket was minted it cannot choose.
+    opened_at = max(proof.opened_at, minted_at)
+    if revocation is not None and lease.serial <= revocation.serial and opened_at >= revocation.at:
+        raise ProofRefused(Code.LEASE_REVOKED, f"lease {lease.serial} was taken away before the session was opened")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +227,9 @@ def _opened(raw: bytes, domain: str, kind: type[MessageT]) -> _Opened[MessageT]:
     Each stage of a request sends the same ticket, and a worker the same lease with each of its proofs: what was opened is remembered
     by its bytes, of which it is a pure function. An envelope that is longer than honest ones are takes no room there.
     """
-    opened = _remembered(raw, domain, kind) if len(raw) <= MAX_REMEMBERED_BYTES else _open(raw, domain, kind)
-    assert isinstance(opened.body, kind)
-    return opened
+    if len(raw) > MAX_REMEMBERED_BYTES:
+        return _open(raw, domain, kind)
+    return cast(_Opened[MessageT], _remembered(raw, domain, kind))
 
 
 def _open(raw: bytes, domain: str, kind: type[MessageT]) -> _Opened[MessageT]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage, StorageError
@@ -21,6 +22,7 @@ from tessella_p2p.base.limits import (
     MAX_MEMBERS,
     MAX_PAGE_ROWS,
     MAX_PROOFS_PER_BATCH,
+    MAX_REVOCATIONS,
     MAX_SERVED_MODELS,
     MAX_SETTLED_TOGETHER,
     RESTORED_SEQUENCES,
@@ -60,6 +62,7 @@ from tessella_p2p.ledger.journal import (
 )
 from tessella_p2p.ledger.new_folder import new_folder
 from tessella_p2p.ledger.reputation import Reputation, at_time
+from tessella_p2p.ledger.revocation import Revocation, decode_revocation, encode_revocation
 from tessella_p2p.ledger.settlement import expire, refusal, settle
 from tessella_p2p.ledger.state import TABLE_NAMES, LedgerState
 from tessella_p2p.ledger.tables import DictTables
@@ -71,6 +74,7 @@ _OLDEST_SCHEMA = 1
 _HASHED_SCHEMA = 3
 _MODELS = "models"
 _ASSIGNMENTS = "assignments"
+_REVOCATIONS = "revocations"
 _SERIAL_FLOOR = "lease_serial_floor"
 _SEQUENCE_FLOOR = "sequence_floor"
 _PAGE = 1024
@@ -125,7 +129,7 @@ class LedgerStore:
     def __init__(self, path: Path, map_size_bytes: int = LEDGER_MAP_BYTES, *, sync: bool = True) -> None:
         self._environment = Environment(
             path,
-            (*JOURNAL_TABLES, *AUDIT_TABLES, _ASSIGNMENTS, _MODELS, *TABLE_NAMES),
+            (*JOURNAL_TABLES, *AUDIT_TABLES, _ASSIGNMENTS, _REVOCATIONS, _MODELS, *TABLE_NAMES),
             map_size_bytes=map_size_bytes,
             schema=SCHEMA,
             since=_OLDEST_SCHEMA,
@@ -415,8 +419,13 @@ class LedgerStore:
         except (MalformedMessage, UnicodeDecodeError) as error:
             raise StorageError(f"{self._environment.path} holds a damaged assignment: put a backup back") from error
 
-    def keep_assignments(self, changed: Mapping[PeerId, Assignment | None], serial_floor: int = 0) -> None:
-        """Replace the assignments of some peers (None: forget it) and reserve lease serials up to a floor, in one transaction.
+    def keep_assignments(
+        self,
+        changed: Mapping[PeerId, Assignment | None],
+        serial_floor: int = 0,
+        revoked: Mapping[PeerId, Revocation | None] = MappingProxyType({}),
+    ) -> None:
+        """Replace assignments and revocations (None: forget it) and reserve lease serials up to a floor, in one transaction.
 
         A floor that is lower than the one before changes nothing.
         """
@@ -427,6 +436,24 @@ class LedgerStore:
                     transaction.delete(_ASSIGNMENTS, peer.encode())
                 else:
                     transaction.put(_ASSIGNMENTS, peer.encode(), encode_assignment(assignment))
+            for peer, revocation in revoked.items():
+                if revocation is None:
+                    transaction.delete(_REVOCATIONS, peer.encode())
+                else:
+                    transaction.put(_REVOCATIONS, peer.encode(), encode_revocation(revocation))
+
+    def revocations(self) -> dict[PeerId, Revocation]:
+        """What `keep_assignments` kept of leases that were taken away, at most `MAX_REVOCATIONS`.
+
+        Raises:
+            StorageError: a row is damaged, or of a newer version.
+        """
+        with self._environment.read() as transaction:
+            rows = transaction.scan(_REVOCATIONS, b"", MAX_REVOCATIONS)
+        try:
+            return {PeerId(key.decode("ascii")): decode_revocation(row) for key, row in rows}
+        except (MalformedMessage, UnicodeDecodeError) as error:
+            raise StorageError(f"{self._environment.path} holds a damaged revocation: put a backup back") from error
 
     def sequence_floor(self) -> int:
         """Envelope sequences up to this one may have been used."""

@@ -43,6 +43,11 @@ class Leases:
         """Who signs."""
         return self._key.peer_id
 
+    @property
+    def newest(self) -> int:
+        """The highest serial that was issued, or may have been by a process before."""
+        return self._serial
+
     def issue(
         self, peer: PeerId, model: ServedModel, recipe: str, layers: LayerRange, *, canary: bool, now_ms: int
     ) -> IssuedLease:

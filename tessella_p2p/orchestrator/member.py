@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.ledger.assignments import Assignment
+from tessella_p2p.ledger.revocation import Revocation
 from tessella_p2p.wire.messages import (
     Acknowledged,
     Announce,
@@ -134,7 +135,7 @@ class Deregistered:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """``peer`` was put on the blacklist: it leaves, whatever it does."""
+    """``peer`` was put on the blacklist, or taken off the allow-list: it leaves, whatever it does, and its leases count no more."""
 
     peer: PeerId
 
@@ -180,6 +181,14 @@ class KeepAssignment:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepRevocation:
+    """Make durable which leases of ``peer`` were taken away, and tell of it; None: forget it."""
+
+    peer: PeerId
+    revocation: Revocation | None
+
+
+@dataclass(frozen=True, slots=True)
 class SendAnswer:
     """Answer the request of the event."""
 
@@ -204,4 +213,4 @@ class TopologyChanged:
     after: MemberState
 
 
-MemberEffect = RaiseSerialFloor | KeepAssignment | SendAnswer | SendOrder | TopologyChanged
+MemberEffect = RaiseSerialFloor | KeepAssignment | KeepRevocation | SendAnswer | SendOrder | TopologyChanged

@@ -64,6 +64,7 @@ from tessella_p2p.orchestrator.member import (
     SendOrder,
     TimePassed,
 )
+from tessella_p2p.orchestrator.revocations import Revocations
 from tessella_p2p.orchestrator.roster import Roster, mesh_of
 from tessella_p2p.orchestrator.stage_records import LeasedStage, verify_stage_record
 from tessella_p2p.orchestrator.terms import ModelTerms, ServedModel
@@ -111,6 +112,8 @@ class Members:
         self._leases = Leases(key, serial_floor)
         self._issuers = lease_issuers | {key.peer_id}
         self._roster = Roster()
+        self.revocations = Revocations()
+        """Leases that were taken away before their time."""
 
     def trust_leases_of(self, others: frozenset[PeerId]) -> None:
         """Replace the other orchestrators by whose leases a worker is taken in; who is in stays."""
@@ -153,7 +156,7 @@ class Members:
             case Deregistered():
                 return [*self._leave(event.peer, now_ms), SendAnswer(Acknowledged())]
             case Excluded():
-                return self._leave(event.peer, now_ms)
+                return self._exclude(event.peer, now_ms)
             case MoveOrdered():
                 return self._order(event, now_ms)
             case MoveAbandoned():
@@ -318,7 +321,10 @@ class Members:
         """A serving worker that this orchestrator does not remember, taken in by its lease: after a restart nobody reloads."""
         found = self._verified(record, peer, now_ms)
         model = self._catalogue.by_root(found.lease.manifest_root)
-        if before is not None and found.issuer == self._leases.issuer and before.serial > found.lease.serial:
+        is_own = found.issuer == self._leases.issuer
+        if is_own and self.revocations.covers(peer, found.lease.serial):
+            raise NotAuthorized(f"lease {found.lease.serial} of {peer} was taken away: register again")
+        if before is not None and is_own and before.serial > found.lease.serial:
             raise NotAuthorized(f"lease {found.lease.serial} is not the newest lease of {peer}: register again")
         if found.lease.canary and (before is None or not before.is_canary):
             raise NotAuthorized(f"{peer} is a canary, and how it answers is not known any more: register again")
@@ -389,8 +395,12 @@ class Members:
             return []
         return self._roster.put(replace(member, state=MemberState.LEFT, last_seen=now_ms, record=None, move=None))
 
+    def _exclude(self, peer: PeerId, now_ms: int) -> list[MemberEffect]:
+        """It may hold leases that are not remembered here any more, so whatever was issued until now is taken away."""
+        return [*self._leave(peer, now_ms), *self.revocations.revoke(peer, self._leases.newest, now_ms)]
+
     def _pass_time(self, now_ms: int) -> list[MemberEffect]:
-        effects: list[MemberEffect] = []
+        effects: list[MemberEffect] = [*self.revocations.pass_time(now_ms)]
         for member in self._roster.members():
             if member.move is not None and member.move.until <= now_ms:
                 member = replace(member, move=None)

@@ -13,6 +13,7 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import HEARTBEAT_S, MAX_MEMBERS, REPORT_BURST, REPORT_RATE_PER_S
 from tessella_p2p.dht.rate_limit import RateLimit
 from tessella_p2p.ledger.assignments import Assignment
+from tessella_p2p.ledger.revocation import Revocation
 from tessella_p2p.model.coverage import Coverage
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
@@ -22,6 +23,7 @@ from tessella_p2p.orchestrator.member import (
     Deregistered,
     Excluded,
     KeepAssignment,
+    KeepRevocation,
     Loaded,
     Member,
     MemberEffect,
@@ -56,7 +58,9 @@ class Membership:
         # One write at a time. An assignment and its serial are durable before the lease leaves.
         self._lock = trio.Lock()
         self._owed: dict[PeerId, Assignment | None] = {}
+        self._owed_revocations: dict[PeerId, Revocation | None] = {}
         self._owed_floor = 0
+        self._num_exclusions = 0
         self._is_unwritable = False
         self.changed = trio.Event()
         """Set, and replaced, whenever a member's state or range is another one."""
@@ -108,10 +112,13 @@ class Membership:
             UnknownModel: it is not served here.
         """
         coverage = self.coverage(manifest_root)
+        revoked = self.core.revocations.listed(self._context.clock.unix_ms())
         return m.Stages(
             records=self.core.listed(manifest_root, self._context.clock.unix_ms()),
             health=coverage.health,
             missing=tuple(LayerRange.as_tuple(hole) for hole in coverage.holes),
+            issuer=self._context.key.peer_id if revoked else None,
+            revoked=revoked,
         )
 
     # ---- Events ----
@@ -127,11 +134,12 @@ class Membership:
         return next((effect.body for effect in effects if isinstance(effect, SendAnswer)), m.Acknowledged())
 
     async def exclude(self, peer: PeerId) -> None:
-        """Take a peer that was put on the blacklist out of the mesh; it is not taken in again while it is there.
+        """Take a peer that was put on the blacklist out of the mesh, and its leases away; it is not taken in again while it is there.
 
         Raises:
             StorageError: the ledger cannot be written; the effects stay owed.
         """
+        self._num_exclusions += 1
         await self._take(Excluded(peer))
 
     async def order(self, event: MoveOrdered) -> SendOrder:
@@ -148,8 +156,12 @@ class Membership:
         peer, store = event.peer, self._context.store
         member = self.core.get(peer)
         is_member = isinstance(event, Announced) and member is not None and member.state in ASSIGNED
-        if not is_member and await self._context.run_blocking(lambda: store.is_blacklisted(peer)):
-            raise Blacklisted(f"{peer} is on the blacklist here: only the operator can take it off")
+        while not is_member:
+            exclusions = self._num_exclusions
+            if await self._context.run_blocking(lambda: store.is_blacklisted(peer)):
+                raise Blacklisted(f"{peer} is on the blacklist here: only the operator can take it off")
+            if exclusions == self._num_exclusions:  # else it may have been put there since it was looked up
+                break
         return await self.handle(event)
 
     async def _take(self, event: MemberEvent) -> Sequence[MemberEffect]:
@@ -163,7 +175,10 @@ class Membership:
         for change in changes:
             if change.before is not change.after:
                 _LOG.info("member_changed", peer=change.peer, before=change.before, after=change.after)
-        if changes:
+        revoked = [each for each in effects if isinstance(each, KeepRevocation) and each.revocation is not None]
+        for each in revoked:
+            _LOG.warning("leases_revoked", peer=each.peer)
+        if changes or revoked:
             self.changed.set()
             self.changed = trio.Event()
         return effects
@@ -176,6 +191,7 @@ class Membership:
         """
         context = self._context
         assignments = await context.run_blocking(context.store.assignments)
+        self.core.revocations.restore(await context.run_blocking(context.store.revocations))
         async with self._lock:
             self._owe(self.core.restore(assignments, context.clock.unix_ms()))
         if assignments:
@@ -189,6 +205,12 @@ class Membership:
                     self._owed_floor = value
                 case KeepAssignment(peer, assignment):
                     self._owed[peer] = assignment
+                case KeepRevocation(peer, revocation):
+                    self._owed_revocations[peer] = revocation
+
+    @property
+    def _owes(self) -> bool:
+        return bool(self._owed or self._owed_floor or self._owed_revocations)
 
     async def _written(self) -> None:
         """Wait until everything that is owed by now is durable. What events owe while one write goes on, the next write has all of.
@@ -196,19 +218,20 @@ class Membership:
         Raises:
             StorageError: the ledger cannot be written; it stays owed.
         """
-        if not self._owed and not self._owed_floor and not self._lock.locked():
+        if not self._owes and not self._lock.locked():
             return
         async with self._lock:  # whoever is first writes for those behind it
-            owed, floor = self._owed, self._owed_floor
-            if not owed and not floor:
+            if not self._owes:
                 return
-            self._owed, self._owed_floor = {}, 0
+            owed, floor, revoked = self._owed, self._owed_floor, self._owed_revocations
+            self._owed, self._owed_floor, self._owed_revocations = {}, 0, {}
             store = self._context.store
             try:
                 with trio.CancelScope(shield=True):
-                    await self._context.run_blocking(lambda: store.keep_assignments(owed, floor))
+                    await self._context.run_blocking(lambda: store.keep_assignments(owed, floor, revoked))
             except BaseException as error:
                 self._owed, self._owed_floor = {**owed, **self._owed}, max(floor, self._owed_floor)
+                self._owed_revocations = {**revoked, **self._owed_revocations}
                 self._is_unwritable = isinstance(error, StorageError)
                 raise
             self._is_unwritable = False

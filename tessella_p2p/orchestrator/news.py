@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.dht.stage_records import signed_stage
-from tessella_p2p.wire.messages import Stages
+from tessella_p2p.wire.messages import RevokedLease, Stages
 
 _Gist: TypeAlias = tuple[bytes, str, tuple[str, ...]]
 
@@ -34,15 +34,18 @@ class News:
 
     def __init__(self) -> None:
         self._told: dict[PeerId, _Gist] = {}
+        self._revoked: frozenset[RevokedLease] = frozenset()
 
     def since(self, listing: Listing) -> Stages:
-        """The list with the records that say something new alone; they count as told."""
+        """The list with the records and revocations that say something new alone; they count as told."""
         told, stages = self._told, listing.stages
         fresh = tuple(
             raw for raw, (peer, gist) in zip(stages.records, listing.gists, strict=True) if told.get(peer) != gist
         )
         self._told = dict(listing.gists)
-        return stages.model_copy(update={"records": fresh})
+        revoked = tuple(each for each in stages.revoked if each not in self._revoked)
+        self._revoked = frozenset(stages.revoked)
+        return stages.model_copy(update={"records": fresh, "revoked": revoked})
 
 
 def _gist(raw: bytes) -> tuple[PeerId, _Gist]:

@@ -153,6 +153,7 @@ class Orchestrator:
             lease_issuers=self.federating.peers,
         )
         self.membership = Membership(context, self.catalogue, core)
+        settlement = replace(settlement, revoked=core.revocations.by_peer)
         self.settling = Settling(context, Grants(key, self.catalogue, grant_terms), settlement)
         self.settling.foreign_balance = self.federating.foreign_balance
         self.topology = Topology(self.membership, self._subscription, self._sealed)

@@ -15,6 +15,7 @@ from simulations.mesh import MeshShape, SimulatedMesh, SimulatedNode, simulate
 from simulations.toy_model import ROOT
 from tessella_p2p.audits.judging import FALSE_REPORT, HISTORY_WITHHELD
 from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.limits import LEASE_TTL_S
 from tessella_p2p.dht.stage_records import signed_stage
 from tessella_p2p.ledger.changes import VerdictReached
 from tessella_p2p.net.network import Stream
@@ -25,6 +26,7 @@ from tessella_p2p.stages.engine import Sampled, StepAnswer, StepInput, StepOutpu
 from tessella_p2p.stages.toy import ToyEngine
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
+from tessella_p2p.wire.envelope import seal
 from tests.mesh.test_simulated_mesh import all_settled, balance, eventually, leaks, toy_rows
 
 EVERYTHING = AuditPolicy(share=1.0)
@@ -161,10 +163,56 @@ async def test_a_liar_is_slashed_and_excluded(
         assert innocents_are_whole(mesh, liar)
 
 
+async def test_within_seconds_no_new_session_goes_to_a_liar_whatever_it_goes_on_saying(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    def prepare(_: SimulatedMesh, nodes: list[SimulatedNode]) -> None:
+        nodes[1].engine = LyingEngine
+
+    async with audited_mesh(tmp_path, clock, 3, prepare) as mesh:
+        liar, entry = mesh.nodes[1], mesh.nodes[0]
+        assert liar.roles is not None
+        assert liar.roles.worker is not None
+        (record,) = [raw for raw in records(mesh) if signed_stage(raw).envelope.signer == liar.peer_id]
+        number = 0
+        while not mesh.store.is_blacklisted(liar.peer_id):
+            number += 1
+            await mesh.ask(entry, [number, *PROMPT], 10)
+        at = clock.now
+        await eventually(lambda: not any(sees(mesh, node, liar) for node in mesh.nodes if node is not liar), 2.0)
+        served = liar.roles.worker.hops.sessions_served + liar.roles.worker.hops.open_sessions
+        for node in mesh.nodes:
+            assert node.roles is not None
+            node.roles.discovery.observe([stated_again(mesh, liar, record)], "gossip")
+        for number in range(10):
+            await mesh.ask(entry, [number, *PROMPT], 10)
+        assert clock.now - at < LEASE_TTL_S / 2, "its lease is in force all the while"
+        assert not any(sees(mesh, node, liar) for node in mesh.nodes if node is not liar)
+        assert liar.roles.worker.hops.sessions_served + liar.roles.worker.hops.open_sessions == served
+        assert innocents_are_whole(mesh, liar)
+
+
+def sees(mesh: SimulatedMesh, node: SimulatedNode, other: SimulatedNode) -> bool:
+    """Whether a node would choose the other one for a route."""
+    assert node.roles is not None
+    return node.roles.discovery.view.stage_of(other.peer_id, mesh.date().unix_ms()) is not None
+
+
+def stated_again(mesh: SimulatedMesh, node: SimulatedNode, raw: bytes) -> bytes:
+    """A worker's record, signed anew."""
+    now_ms = mesh.date().unix_ms()
+    return seal(node.key, m.STAGE_RECORD, signed_stage(raw).record, sequence=2**50, now_ms=now_ms, ttl_ms=60_000)
+
+
+def records(mesh: SimulatedMesh) -> tuple[bytes, ...]:
+    """What the orchestrator lists."""
+    assert mesh.orchestrator is not None
+    return mesh.orchestrator.membership.stages(ROOT).records
+
+
 def listed(mesh: SimulatedMesh) -> set[str]:
     """Whom the orchestrator lists."""
-    assert mesh.orchestrator is not None
-    return {signed_stage(record).envelope.signer for record in mesh.orchestrator.membership.stages(ROOT).records}
+    return {signed_stage(record).envelope.signer for record in records(mesh)}
 
 
 async def test_a_lying_auditor_is_the_one_who_is_slashed(tmp_path: Path, clock: VirtualClock) -> None:

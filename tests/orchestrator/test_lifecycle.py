@@ -42,7 +42,7 @@ async def test_a_blacklisted_worker_leaves_at_once_and_stays_out_until_it_is_tak
         mesh.store.set_blacklisted(node.peer_id, True, "a test", mesh.date().unix_ms())
         await orchestrator_of(mesh).membership.exclude(node.peer_id)
         assert state_of(mesh, node) is MemberState.LEFT
-        await pass_time(60.0)
+        await pass_time(90.0)  # its lease is taken away, so its layers are missing until a replica has taken them over
         assert state_of(mesh, node) in (MemberState.LEFT, None)
         refusals = orchestrator_of(mesh).outcomes
         assert refusals["register:blacklisted"] + refusals["ready:blacklisted"] > 0

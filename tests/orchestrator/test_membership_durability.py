@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ from tessella_p2p.base.errors import StorageError, TessellaError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.ledger.assignments import Assignment
 from tessella_p2p.ledger.blocking import in_place
+from tessella_p2p.ledger.revocation import Revocation
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork
 from tessella_p2p.net.virtual_clock import VirtualClock, run_deterministic
@@ -35,11 +37,16 @@ class CountedStore(LedgerStore):
     writes = 0
     broken = False
 
-    def keep_assignments(self, changed: Mapping[PeerId, Assignment | None], serial_floor: int = 0) -> None:
+    def keep_assignments(
+        self,
+        changed: Mapping[PeerId, Assignment | None],
+        serial_floor: int = 0,
+        revoked: Mapping[PeerId, Revocation | None] = MappingProxyType({}),
+    ) -> None:
         self.writes += 1
         if self.broken:
             raise StorageError("the disk is full")
-        super().keep_assignments(changed, serial_floor)
+        super().keep_assignments(changed, serial_floor, revoked)
 
 
 async def membership(clock: VirtualClock, store: LedgerStore, network: MemoryNetwork) -> Membership:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tessella_p2p.base.limits import MAX_ADDRESS_CHARS, MAX_LISTED_STAGES, MAX_MODEL_LAYERS
+from tessella_p2p.base.limits import MAX_ADDRESS_CHARS, MAX_LISTED_REVOCATIONS, MAX_LISTED_STAGES, MAX_MODEL_LAYERS
 from tessella_p2p.wire.envelope import Message
 from tessella_p2p.wire.messages.types import (
     Addresses,
@@ -141,13 +141,25 @@ class Acknowledged(Message):
     kind: Literal["acknowledged"] = "acknowledged"
 
 
+class RevokedLease(Message):
+    """Leases of ``peer_id`` up to this serial count no more, whatever their times say; a newer one does."""
+
+    peer_id: Peer
+    serial: Count
+
+
 class Stages(Message):
-    """Answer to `ListStages`: stage records, as their peers signed them, and what is missing."""
+    """Answer to `ListStages`: stage records, as their peers signed them, what is missing, and which leases were taken away.
+
+    ``issuer`` is who signed the ``revoked`` leases, and this answer: nobody revokes another one's.
+    """
 
     kind: Literal["stages"] = "stages"
     records: Annotated[tuple[Sealed, ...], Field(max_length=MAX_LISTED_STAGES)]
     health: Health
     missing: Annotated[tuple[Layers, ...], Field(max_length=MAX_MODEL_LAYERS)] = ()
+    issuer: Peer | None = None
+    revoked: Annotated[tuple[RevokedLease, ...], Field(max_length=MAX_LISTED_REVOCATIONS)] = ()
 
 
 class Subscribe(Message):
