@@ -33,7 +33,7 @@ from tessella_p2p.wire.envelope import open_envelope, seal
 
 BATCHED_REQUESTS = 1_344
 SINGLE_REQUESTS = 448
-_BATCHES_IN_FLIGHT = 4
+_BATCHES_IN_FLIGHT = 8
 _SINGLES_IN_FLIGHT = 32
 _READ_S = 600.0
 

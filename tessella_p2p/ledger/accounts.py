@@ -59,14 +59,12 @@ class Accounts:
         """
         if transfer.micro_credits < 1 or transfer.debit == transfer.credit:
             raise LocalProtocolError(f"no transfer: {transfer}")
-        debit, credit = self.get(transfer.debit), self.get(transfer.credit)
-        self._put(Account(debit.name, debit.micro_credits - transfer.micro_credits, debit.settled_proofs))
-        self._put(Account(credit.name, credit.micro_credits + transfer.micro_credits, credit.settled_proofs + proofs))
+        self._add(transfer.debit, -transfer.micro_credits, 0)
+        self._add(transfer.credit, transfer.micro_credits, proofs)
 
     def count_proof(self, name: str) -> None:
         """One more settled proof of ``name``, which brought nothing."""
-        account = self.get(name)
-        self._put(Account(name, account.micro_credits, account.settled_proofs + 1))
+        self._add(name, 0, 1)
 
     def page(self, after: str = "", limit: int = _PAGE) -> list[Account]:
         """Up to ``limit`` accounts whose names follow ``after``, in the order of their names."""
@@ -81,12 +79,20 @@ class Accounts:
             after = page[-1].name
         return total
 
-    def _put(self, account: Account) -> None:
-        self._tables.put(TABLE, account.name.encode(), encode_row([account.micro_credits, account.settled_proofs]))
+    def _add(self, name: str, micro_credits: int, proofs: int) -> None:
+        key = name.encode()
+        row = self._tables.get(TABLE, key)
+        before, settled = (0, 0) if row is None else _content(name, row)
+        self._tables.put(TABLE, key, encode_row([before + micro_credits, settled + proofs]))
 
 
 def _account(name: str, row: bytes) -> Account:
+    return Account(name, *_content(name, row))
+
+
+def _content(name: str, row: bytes) -> tuple[int, int]:
+    """Micro-credits and settled proofs."""
     match decode_row(row):
         case [int(micro_credits), int(settled_proofs)]:
-            return Account(name, micro_credits, settled_proofs)
+            return micro_credits, settled_proofs
     raise LocalProtocolError(f"the row of account {name} is damaged")

@@ -109,7 +109,7 @@ def decode_ticket(row: bytes) -> TicketFacts:
     """The ticket in ``row``."""
     match decode_row(row):
         case [int(settle_before), list(paid), list(entries)]:
-            return TicketFacts(settle_before, tuple((start, end, upto) for start, end, upto in paid), dict(entries))
+            return TicketFacts(settle_before, tuple(map(tuple, paid)), dict(entries))
     raise LocalProtocolError("the row of a ticket is damaged")
 
 
@@ -148,6 +148,6 @@ def decode_proof(row: bytes, worker: str) -> ProofFacts:
                 downstream,
                 micro_credits,
                 complete,
-                tuple((positions, received, sent) for positions, received, sent in points),
+                tuple(map(tuple, points)),
             )
     raise LocalProtocolError("the row of a proof is damaged")

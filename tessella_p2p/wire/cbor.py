@@ -71,8 +71,12 @@ def decode(  # noqa: PLR0912, PLR0915 - one flat loop: a call for each value wou
         i += 1
         argument = info
         if info > 23:
-            argument = _argument(raw, i, major, info)
-            i += _ARGUMENT_BYTES[info]
+            if info == 24 and i < end and raw[i] > 23 and major != _SIMPLE:
+                argument = raw[i]  # nearly always
+                i += 1
+            else:
+                argument = _argument(raw, i, major, info)
+                i += _ARGUMENT_BYTES[info]
         left -= 1
         is_key = in_map and left & 1
         if major == _TEXT:
