@@ -24,7 +24,7 @@ _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class PublishedManifest(Message):
-    """A row on disk: what was published, and when (Unix milliseconds)."""
+    """A row on disk: what was published, and when (Unix milliseconds), later than what was published before it."""
 
     at: m.TimeMs
     manifest: m.PublishManifest
@@ -85,6 +85,7 @@ class Publishing:
         self._catalogue = catalogue
         self._in_use = in_use
         self._lock = trio.Lock()
+        self._newest_at = 0
 
     def handlers(self) -> Handlers:
         """What this part answers, for the operator alone."""
@@ -98,10 +99,13 @@ class Publishing:
         """
         rows = await self._context.run_blocking(self._context.store.models)
         try:
-            published = [decode_message(PublishedManifest, row) for row in rows.values()]
-            models = [served_model(one.manifest) for one in sorted(published, key=lambda one: one.at)]
+            published = sorted(
+                (decode_message(PublishedManifest, row) for row in rows.values()), key=lambda one: one.at
+            )
+            models = [served_model(one.manifest) for one in published]
         except (MalformedMessage, InvalidRequest) as error:
             raise StorageError(f"the ledger holds a damaged manifest ({error}): put a backup back") from error
+        self._newest_at = published[-1].at if published else 0
         for model in models:
             self._catalogue.publish(model, self._catalogue.room_for(model, ()))
             _LOG.info("manifest_served", model_id=model.model_id, manifest_root=model.manifest_root.hex())
@@ -111,7 +115,9 @@ class Publishing:
         async with self._lock:
             check_against(self._catalogue, model)
             retired = self._catalogue.room_for(model, self._in_use())
-            row = encode_message(PublishedManifest(at=context.clock.unix_ms(), manifest=request))
+            # They are served in this order after a restart, so a clock that was set back does not decide it.
+            self._newest_at = max(context.clock.unix_ms(), self._newest_at + 1)
+            row = encode_message(PublishedManifest(at=self._newest_at, manifest=request))
             with trio.CancelScope(shield=True):  # what is durable is served
                 if retired is not None:
                     await context.run_blocking(lambda: context.store.keep_model(retired, None))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from pydantic import SecretStr
 
 from tessella_p2p.base.errors import (
@@ -296,6 +297,26 @@ def test_a_published_manifest_is_what_workers_register_with_also_after_a_restart
 
     run_bench(before, tmp_path)
     run_bench(after, tmp_path)
+
+
+def test_the_manifest_that_was_published_last_is_served_after_a_restart_whatever_the_clock_said(tmp_path: Path) -> None:
+    first, second, third = (bytes([number]) * 32 for number in (9, 8, 7))
+
+    async def ahead(made: Bench) -> None:
+        prepared(made)
+        await trio.sleep(60.0)
+        await operated(made, published(manifest_root=first))
+
+    async def set_back(made: Bench) -> None:
+        prepared(made)
+        await operated(made, published(manifest_root=second))
+        await operated(made, published(manifest_root=third))
+
+    async def after(made: Bench) -> None:
+        assert made.orchestrator.catalogue.by_name(MODEL_ID).manifest_root == third
+
+    for scenario in (ahead, set_back, after):
+        run_bench(scenario, tmp_path)
 
 
 @pytest.mark.parametrize(
