@@ -27,7 +27,7 @@ def test_everybody_registers_announces_and_is_moved_without_a_hole(report: Thous
     registered, announced, resharded = report.parts
     assert registered.answered["register"] == registered.answered["ready"] == FEW
     assert announced.answered["announce"] >= FEW * announced.virtual_s // 6
-    assert set(announced.answered) == {"announce"}
+    assert set(announced.answered) == {"announce", "signatures_verified"}
     assert resharded.answered["operate.rebalance"] == 1
     assert report.moves == report.moved > 0
 
