@@ -47,6 +47,8 @@ _SIGNATURE = b"\x58\x40"
 """The head of a string of 64 bytes."""
 _FIELD_TYPES = (int, str, str, str, int, int, int, bytes, bytes)
 _MAX_DOMAIN_CHARS = 32
+_MAX_NUMBER = 2**53
+"""Sequences and times are below it, like every count and time in a message: an answer repeats its request's sequence."""
 
 
 class Message(BaseModel):
@@ -234,7 +236,8 @@ def _fields(raw: bytes) -> _Fields:
     if tuple(map(type, fields)) != _FIELD_TYPES:
         raise MalformedMessage("no envelope: a field has the wrong type")
     _, domain, signer, audience, sequence, issued_at, expires_at, _, _ = fields
-    if len(domain) > _MAX_DOMAIN_CHARS or min(sequence, issued_at, expires_at) < 0:
+    numbers = (sequence, issued_at, expires_at)
+    if len(domain) > _MAX_DOMAIN_CHARS or min(numbers) < 0 or max(numbers) >= _MAX_NUMBER:
         raise MalformedMessage("no envelope: a field is out of bounds")
     names = domain + signer + audience
     # They are repeated in errors and logs.

@@ -443,6 +443,7 @@ def test_hostile_requests_are_refused_with_a_signed_answer(tmp_path: Path) -> No
             (made.request("somebody else", 3), "invalid_signature"),
             (made.request("worker", 4, audience=key_of("other orchestrator").peer_id), "invalid_signature"),
             (made.request("worker", 5, ttl_ms=REQUEST_TTL_MS + 1), "remote_protocol_error"),
+            (made.request("worker", 2**53), "malformed_message"),
             (b"garbage", "malformed_message"),
             (b"\x80", "malformed_message"),
             (b"\x9f" * 100, "malformed_message"),

@@ -166,9 +166,11 @@ def test_an_unsigned_edit_never_tells_the_time() -> None:
         (2, "new\nline", MalformedMessage),
         (3, "x" * 100_000, MalformedMessage),
         (4, -1, MalformedMessage),
+        (4, 2**53, MalformedMessage),  # no answer could repeat it
         (4, 1.0, MalformedMessage),
         (4, True, MalformedMessage),
         (5, -1, MalformedMessage),
+        (6, 2**53, MalformedMessage),
         (6, NOW - 1, MalformedMessage),  # before its issue
         (6, None, MalformedMessage),
         (7, "text", MalformedMessage),
