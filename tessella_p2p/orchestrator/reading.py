@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import MAX_ADDRESSES, MAX_COUNTERS
+from tessella_p2p.base.limits import MAX_ADDRESSES, MAX_COUNTERS, MAX_LISTED_BYTES
 from tessella_p2p.model.coverage import Coverage
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
@@ -17,6 +17,7 @@ from tessella_p2p.orchestrator.member import ASSIGNED, Member, MemberState
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.terms import ModelTerms, ServedModel
 from tessella_p2p.wire import messages as m
+from tessella_p2p.wire.envelope import encode_message
 
 _DIALLED = (MemberState.READY, MemberState.HEALTHY, MemberState.DRAINING, MemberState.OFFLINE)
 """States in which clients are told of a worker; see `peers`."""
@@ -73,7 +74,8 @@ class Reading:
             )
             for each in page
         ]
-        return m.Peers(peers=tuple(entries), more=more)
+        shown = within_an_answer(entries)
+        return m.Peers(peers=shown, more=more or len(shown) < len(entries))
 
     async def _models(self, _: PeerId, __: m.ListModels) -> m.Models:
         active = Counter(each.model_id for each in self._membership.members() if each.state is MemberState.HEALTHY)
@@ -150,6 +152,16 @@ def page_of(rows: Sequence[Member], after: str | None, limit: int) -> tuple[Sequ
     """Up to ``limit`` of ``rows`` (in the order of their peer ids) behind ``after``, and whether there are more."""
     behind = [row for row in rows if after is None or row.peer_id > after]
     return behind[:limit], len(behind) > limit
+
+
+def within_an_answer(entries: Sequence[m.PeerEntry]) -> tuple[m.PeerEntry, ...]:
+    """As many entries from the first one on as fit into one answer: how long its addresses are each worker decides."""
+    left_bytes = MAX_LISTED_BYTES
+    for number, entry in enumerate(entries):
+        left_bytes -= len(encode_message(entry))
+        if left_bytes < 0:
+            return tuple(entries[:number])
+    return tuple(entries)
 
 
 def replica_group(layers: LayerRange, assigned: Iterable[LayerRange]) -> int:
