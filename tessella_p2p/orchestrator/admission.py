@@ -5,12 +5,13 @@ The allow-list, the signature and the clock are judged before, for every request
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Final
 
-from tessella_p2p.base.errors import InvalidRequest, KeyInUse
+from tessella_p2p.base.errors import InvalidRequest, KeyInUse, UnknownModel
 from tessella_p2p.base.limits import HEARTBEAT_S, OFFLINE_AFTER_MISSED, REGISTRATION_GRACE_S
 from tessella_p2p.base.urls import check_http_url
 from tessella_p2p.orchestrator.catalogue import Catalogue
@@ -24,11 +25,27 @@ _PRIVATE: Final = tuple(
     ip_network(network)
     for network in (
         *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
-        *("192.168.0.0/16", "::/127", "fc00::/7", "fe80::/10", "::ffff:0:0/96"),
+        *(
+            "192.168.0.0/16",
+            "224.0.0.0/3",
+            "::/127",
+            "fc00::/7",
+            "fe80::/10",
+            "ff00::/8",
+            "::ffff:0:0/96",
+            "64:ff9b::/96",
+        ),
     )
 )
-"""Networks that are not reached from everywhere: RFC 1122, 1918, 3927, 6598, 4193, 4291. An IPv4 address has its own spelling."""
+"""Networks that are not reached from everywhere, or hold no single host: RFC 1122, 1918, 3927, 6598, 1112, 4193, 4291, 6052. An IPv4
+address has its own spelling."""
 _LOCAL_NAMES: Final = ("localhost", ".localhost", ".local", ".internal")
+_DIALLED: Final = re.compile(
+    r"/(?:(?P<kind>ip[46])/(?P<ip>[0-9A-Fa-f.:]{2,45})|dns[46]?/(?P<name>[0-9A-Za-z_.:-]{1,253}))/tcp/(?P<port>[1-9][0-9]{0,4})",
+    re.ASCII,
+)
+_MAX_PORT: Final = 65535
+_NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +72,13 @@ def check_model(catalogue: Catalogue, request: Register) -> ServedModel:
     """The model that a worker wants to serve.
 
     Raises:
-        UnknownModel: nobody may serve its manifest here.
-        InvalidRequest: its manifest is another one than the model's newest, or states other figures; ``param`` says which.
+        InvalidRequest: nobody may serve its manifest here, it is another one than the model's newest, or it states other figures;
+            ``param`` says which.
     """
-    model = catalogue.by_root(request.manifest_root)
+    try:
+        model = catalogue.by_root(request.manifest_root)
+    except UnknownModel as error:  # the manual: 400, manifest not owned
+        raise InvalidRequest(str(error), param="manifest_root") from error
     if not catalogue.is_current(request.manifest_root):
         raise InvalidRequest(
             f"another manifest of {model.model_id} was published since: pull it", param="manifest_root"
@@ -77,14 +97,16 @@ def check_addresses(addresses: Sequence[str], rules: MemberRules) -> None:
     """Refuse a worker that its peers cannot dial.
 
     Raises:
-        InvalidRequest: it names no address, or a private one where those are not allowed.
+        InvalidRequest: it names no address, one that is none, or a private one where those are not allowed.
     """
     if not addresses:
         raise InvalidRequest("a worker needs an address at which its peers can dial it", param="addresses")
-    if rules.allow_private_addrs:
-        return
     for address in addresses:
-        if is_private(address):
+        if not is_dialled(address):
+            raise InvalidRequest(
+                f"{address[:64]!r} is no multiaddr /ip4/HOST/tcp/PORT (or ip6, dns, dns4, dns6)", "addresses"
+            )
+        if not rules.allow_private_addrs and is_private(address):
             raise InvalidRequest(
                 f"{address} is not reached from everywhere: announce a public address (public_ip), "
                 "or let the orchestrator allow private ones (allow_private_addrs)",
@@ -106,20 +128,28 @@ def check_api_url(url: str | None) -> None:
         raise InvalidRequest(f"api_url: {error}", param="api_url") from error
 
 
+def is_dialled(address: str) -> bool:
+    """Whether a node can dial what ``address`` says: TCP, at an IP address or a name."""
+    found = _DIALLED.fullmatch(address)
+    if found is None or int(found["port"]) > _MAX_PORT:
+        return False
+    try:
+        return found["ip"] is None or ip_address(found["ip"]).version == int(found["kind"][2])
+    except ValueError:
+        return False
+
+
 def is_private(address: str) -> bool:
-    """Whether a multiaddr is not reached from everywhere; one whose host cannot be told is not either."""
-    parts = address.split("/")
-    if len(parts) < 3 or parts[0]:
-        return True
-    kind, host = parts[1], parts[2].lower()
-    if kind in ("dns", "dns4", "dns6", "dnsaddr"):
-        return not host or host.endswith(_LOCAL_NAMES)
-    if kind not in ("ip4", "ip6"):
-        return True
+    """Whether a multiaddr that can be dialled is not reached from everywhere.
+
+    A resolver takes a name whose last part is a number for an IP address, in more spellings than are told apart here; so that is no
+    name. Where other names lead is not known.
+    """
+    host = address.split("/")[2].lower().rstrip(".")
     try:
         ip = ip_address(host)
     except ValueError:
-        return True
+        return host.endswith(_LOCAL_NAMES) or ":" in host or _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
     return any(ip in network for network in _PRIVATE)
 
 

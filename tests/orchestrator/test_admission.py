@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -100,17 +101,33 @@ def test_after_a_restart_of_the_orchestrator_the_first_word_tells_whose_key_it_i
         restarted.handle(Registered(worker.peer, register(addresses=(THERE,), instance=SECOND)), NOW + 2000)
 
 
+# ---- Manifests ----
+
+
+def test_a_manifest_that_is_not_served_is_a_bad_request_as_the_manual_has_it() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        PaperWorker(members(), "worker").register(manifest_root=bytes(32))
+    assert caught.value.param == "manifest_root"
+
+
 # ---- Addresses ----
 
 
 @pytest.mark.parametrize(
     "address",
     [
+        *(
+            "/dns4/10.0.0.1/tcp/1",
+            "/dns/127.1/tcp/1",
+            "/dns/0x7f000001/tcp/1",
+            "/dns4/LOCALHOST./tcp/1",
+            "/dns/::1/tcp/1",
+        ),
+        *("/ip4/224.0.0.1/tcp/1", "/ip4/255.255.255.255/tcp/1", "/ip6/ff02::1/tcp/1", "/ip6/64:ff9b::7f00:1/tcp/1"),
         *("/ip4/127.0.0.1/tcp/1", "/ip4/10.1.2.3/tcp/1", "/ip4/172.16.0.1/tcp/1", "/ip4/172.31.255.255/tcp/1"),
         *("/ip4/192.168.1.2/tcp/1", "/ip4/169.254.1.1/tcp/1", "/ip4/100.64.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1"),
         *("/ip6/::1/tcp/1", "/ip6/fc00::1/tcp/1", "/ip6/fe80::1/tcp/1", "/ip6/::/tcp/1", "/ip6/::ffff:8.8.8.8/tcp/1"),
-        *("/dns4/localhost/tcp/1", "/dns/printer.local/tcp/1", "/dns4/db.internal/tcp/1", "/dns4//tcp/1"),
-        *("/unix/tmp/socket", "/ip4/8.8.8/tcp/1", "/ip4/010.1.1.1/tcp/1", "8.8.8.8", "", "/", "/ip4", "//ip4/8.8.8.8"),
+        *("/dns4/localhost/tcp/1", "/dns/printer.local/tcp/1", "/dns4/db.internal/tcp/1"),
     ],
 )
 def test_private_addresses_are_refused_where_they_are_not_allowed(address: str) -> None:
@@ -122,6 +139,35 @@ def test_private_addresses_are_refused_where_they_are_not_allowed(address: str) 
         assert caught.value.param == "addresses"
     assert strict.members() == ()
     PaperWorker(lenient, "worker").register(addresses=(address,))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("/unix/tmp/socket", "/ip4/8.8.8/tcp/1", "/ip4/010.1.1.1/tcp/1", "8.8.8.8", "", "/", "/ip4", "//ip4/8.8.8.8"),
+        *("/ip4/8.8.8.8", "/ip4/8.8.8.8/tcp", "/ip4/8.8.8.8/tcp/0", "/ip4/8.8.8.8/tcp/65536", "/ip4/8.8.8.8/tcp/+1"),
+        *(
+            "/ip4/8.8.8.8/udp/1",
+            "/ip6/8.8.8.8/tcp/1",
+            "/ip6/fe80::1%eth0/tcp/1",
+            "/ip4/8.8.8.8/tcp/1/ip4/10.0.0.1/tcp/1",
+        ),
+        *(
+            "/dns4//tcp/1",
+            "/dns/a b/tcp/1",
+            "/dns/<b>/tcp/1",
+            "not an address",
+            "http://x",
+        ),
+    ],
+)
+@pytest.mark.parametrize("allow_private_addrs", [False, True])
+def test_what_nobody_can_dial_is_no_address(address: str, allow_private_addrs: bool) -> None:
+    core = members(allow_private_addrs=allow_private_addrs)
+    with pytest.raises(InvalidRequest, match="multiaddr") as caught:
+        PaperWorker(core, "worker").register(addresses=(HERE, address))
+    assert caught.value.param == "addresses"
+    assert core.members() == ()
 
 
 @pytest.mark.parametrize(
@@ -145,9 +191,15 @@ def test_a_record_brings_no_private_address_in_by_the_back_door() -> None:
     assert core.members() == before
 
 
-@given(st.text(max_size=60))
-def test_any_text_is_an_address_that_is_private_or_not(text: str) -> None:
-    assert is_private(text) in (True, False)
+@given(
+    st.text(max_size=60)
+    | st.text(max_size=20).map("/ip4/{}/tcp/1".format)
+    | st.text("0123456789", max_size=9).map("/dns/a/tcp/{}".format)
+)
+def test_of_any_text_a_refusal_is_the_worst_that_comes(text: str) -> None:
+    core = members(allow_private_addrs=False)
+    with suppress(InvalidRequest):
+        PaperWorker(core, "worker").register(addresses=(text,))
 
 
 # ---- Claims, grace, manifests ----

@@ -16,7 +16,6 @@ from tessella_p2p.base.errors import (
     NotOperator,
     Overloaded,
     TessellaError,
-    UnknownModel,
 )
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.ledger.accounts import ISSUANCE
@@ -292,7 +291,7 @@ def test_a_published_manifest_is_what_workers_register_with_also_after_a_restart
         assert made.orchestrator.catalogue.by_name(MODEL_ID).manifest_root == OTHER_ROOT
         client = await made.client("worker")
         assert (await client.ask(register(manifest_root=OTHER_ROOT), m.Assigned)).model_id == MODEL_ID
-        with pytest.raises(UnknownModel):
+        with pytest.raises(InvalidRequest, match="not served"):
             await client.call(register(manifest_root=bytes(32)))
 
     run_bench(before, tmp_path)
