@@ -26,6 +26,7 @@ DEFAULT_PROMPT = "What is the capital of France?"
 _HEALTHY_S = 180.0
 _SETTLED_S = 20.0
 _ANSWER_S = 600.0
+_AUDITED_S = 120.0
 
 Answer = dict[str, Any]
 
@@ -81,6 +82,7 @@ async def _run(options: DemoOptions, prompts: Sequence[str | list[int]]) -> None
                 workers=options.workers,
                 recipe=options.recipe,
                 models_dir=options.models_dir,
+                audit_share=1.0 if options.audits else None,
             )
             async with _progress(console, quiet=options.json) as report, run_mesh(plan, report) as mesh:
                 report("waiting until the mesh is healthy")
@@ -136,8 +138,10 @@ async def _ask_all(
     routes = [[hop["peer_id"] for hop in answer["route"]] for answer in answers]
     statuses = sorted(await mesh.settled(routes, _SETTLED_S), key=_first_layer)
     earned = [_credits_of(status) for status in statuses]
+    audits = await mesh.audited(sum(map(len, routes)), _AUDITED_S) if options.audits else None
     for answer in answers:
         answer["credits"] = earned
+        answer["audits"] = audits
         answer["timings"] = {"ready_s": round(ready_s, 3), **answer["timings"]}
     if options.json:
         print(json.dumps(answers if options.prompts is not None else answers[0], ensure_ascii=False))  # noqa: T201
@@ -147,6 +151,9 @@ async def _ask_all(
         for answer in answers:
             console.print(answer["text"], markup=False)
     _show(console, answers[-1], statuses, ready_s)
+    if audits is not None:
+        found = ", ".join(f"{number} {word}" for word, number in sorted(audits.items()))
+        console.print(f"Audits: {found or 'none ended in time'}.")
 
 
 async def _ask_parallel(
@@ -208,6 +215,7 @@ async def _ask(
         "route": last["route"],
         "usage": usage,
         "credits": [],
+        "audits": None,
         "timings": last["timings"],
         "request_id": last["request_id"],
         "tier": last["tier"],

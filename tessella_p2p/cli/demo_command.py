@@ -43,6 +43,9 @@ _MAX_WORKERS = 64
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, and nothing else there.")
 @click.option("--keep", is_flag=True, help="Stay up afterwards, until Ctrl-C.")
+@click.option(
+    "--audits", is_flag=True, help="Have every worker's part recomputed by another one, and say what came of it."
+)
 @models_dir_option
 @click.pass_obj
 def demo(
@@ -56,6 +59,7 @@ def demo(
     parallel: int,
     as_json: bool,
     keep: bool,
+    audits: bool,
     models_dir: Path | None,
 ) -> None:
     """Run a whole mesh on this machine and ask it a question.
@@ -81,6 +85,7 @@ def demo(
             parallel=parallel,
             json=as_json,
             keep=keep,
+            audits=audits,
             model=model,
             model_id=model_id_of(resolve(model, folder or default_models_dir())),
             models_dir=folder,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from tessella_p2p.base.errors import ConfigurationError, TessellaError
 _POLL_S = 0.05
 _TERM_S = 8.0
 _LOG_TAIL_LINES = 15
+_AUDIT_COUNTER = re.compile(r'^tessella_orchestrator_events_total\{event="audit:(\w+)"\} (\S+)$', re.MULTILINE)
+_AUDIT_ENDS = ("passed", "failed", "copied", "inconclusive", "no_auditor", "passed_over")
 
 
 class MeshError(TessellaError):
@@ -86,6 +89,7 @@ class MeshPlan:
         recipe: a name in `model.recipe.RECIPES`.
         layers: pins the range of each worker, or None to let the orchestrator split.
         extra: further flags for every worker.
+        audit_share: of the proofs that another worker recomputes; None for the orchestrator's default.
     """
 
     home: Path
@@ -96,6 +100,7 @@ class MeshPlan:
     min_stages: int | None = None
     extra: Sequence[str] = ()
     log_level: str = "info"
+    audit_share: float | None = None
 
 
 class Mesh:
@@ -141,6 +146,7 @@ class Mesh:
             *("--p2p-host", "127.0.0.1", "--p2p-port", "0", "--bootstrap", self.bootstrap.p2p_address),
             *("--api-host", "127.0.0.1", "--api-port", "0", "--allow-private-addrs"),
             *("--model-id", plan.model, "--recipe", plan.recipe, "--min-stages", str(min_stages), *models),
+            *(() if plan.audit_share is None else ("--audit-share", str(plan.audit_share))),
         ]
         await self.launch(self.orchestrator, "orchestrator", self.orchestrator.arguments)
         await self.wait_ready(self.orchestrator)
@@ -267,6 +273,22 @@ class Mesh:
                     break
                 await trio.sleep(_POLL_S)
         return statuses
+
+    async def audits(self) -> dict[str, int]:
+        """What the orchestrator counted of audits, by what came of them: ``passed``, ``failed``, ``no_auditor``, …"""
+        async with httpx.AsyncClient(timeout=10.0) as client:
+            answer = await client.get(f"{self.orchestrator.api_url}/metrics")
+            answer.raise_for_status()
+        return {name: round(float(value)) for name, value in _AUDIT_COUNTER.findall(answer.text)}
+
+    async def audited(self, proofs: int, timeout_s: float) -> dict[str, int]:
+        """`audits` once so many proofs are audited, or nobody could be asked, or when the time is up."""
+        counts: dict[str, int] = {}
+        with trio.move_on_after(timeout_s):
+            while sum(counts.get(word, 0) for word in _AUDIT_ENDS) < proofs:
+                await trio.sleep(_POLL_S)
+                counts = await self.audits()
+        return counts
 
     async def stop(self, node: Node, signal_number: signal.Signals = signal.SIGTERM) -> None:
         """End one node and wait for it; it is killed when it takes too long."""

@@ -35,6 +35,7 @@ class DemoOptions:
         parallel: how many of the prompts are asked at the same time.
         json: one JSON document on standard output, and nothing else there.
         keep: stay up afterwards.
+        audits: every worker's part is recomputed by another one, and what came of that is shown.
         model: a catalogue id, a GGUF file or its folder.
         model_id: the name under which the mesh serves it.
         models_dir: the folder of pulled models, or None for the default.
@@ -49,6 +50,7 @@ class DemoOptions:
     parallel: int
     json: bool
     keep: bool
+    audits: bool
     model: str
     model_id: str
     models_dir: Path | None

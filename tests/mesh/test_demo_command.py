@@ -59,6 +59,13 @@ def test_the_default_demo_says_paris_and_where_it_came_from(smollm2_path: Path) 
     assert len(answer["route"]) == 3
     assert {row["peer_id"] for row in answer["credits"]} == {hop["peer_id"] for hop in answer["route"]}
     assert all(row["credits"] > 0 for row in answer["credits"])
+    assert answer["audits"] is None
+
+
+def test_without_a_replica_every_workers_part_is_audited_and_passes(smollm2_path: Path) -> None:
+    answer = run_demo(smollm2_path, "--audits", "--max-tokens", "4")
+    assert len({tuple(hop["layers"]) for hop in answer["route"]}) == 3
+    assert answer["audits"] == {"passed": 3}
 
 
 @contextmanager
