@@ -146,14 +146,21 @@ class Auditing:
             return
         claim = self._claim(judged.work)
         if claim is None or (cause is Cause.ODD and claim.worker in self._odd):
+            self._still_owed(cause, judged.work.worker)
             return
         try:
             self._send.send_nowait(_Picked(claim, cause, raw))
         except trio.WouldBlock:
             self._count("passed_over")
+            self._still_owed(cause, claim.worker)
             return
         if cause is Cause.ODD:
             self._odd.add(claim.worker)
+
+    def _still_owed(self, cause: Cause, worker: PeerId) -> None:
+        """An audit that was owed does not take place: then the next proof's does."""
+        if cause is Cause.OWED:
+            self._sampler.owe(worker)
 
     def _claim(self, work: ProvenWork) -> Claim | None:
         model = self._catalogue.find(work.proof.manifest_root)
@@ -223,6 +230,7 @@ class Auditing:
         )
         if not statements:  # a mesh where nobody can audit is not to fill its journal with that
             self._count(NO_AUDITOR)
+            self._still_owed(picked.cause, claim.worker)
         else:
             if picked.cause is Cause.ODD:  # one of the two neighbours said something else before, and was paid
                 self._sampler.owe(claim.upstream)

@@ -605,6 +605,30 @@ async def test_audits_beyond_the_bound_are_passed_over_and_hold_up_no_settlement
         assert found.counted("passed_over") == 5
 
 
+async def test_an_owed_audit_that_finds_no_place_stays_owed(tmp_path: Path, clock: VirtualClock) -> None:
+    """Else a worker gets out of it by proofs that come when as many audits wait as may."""
+    async with court(tmp_path, clock, three(), AuditPolicy(share=0.0)) as found:
+        for _ in range(MAX_OPEN_AUDITS + 1):  # before any audit begins
+            found.auditing._sampler.owe(WORKER.peer_id)
+            found.settle()
+        assert found.counted("passed_over") == 1
+        await found.concluded(MAX_OPEN_AUDITS)
+        found.settle()
+        with trio.move_on_after(60):
+            await trio.Event().wait()
+        assert found.counted("passed") == MAX_OPEN_AUDITS + 1
+
+
+async def test_an_owed_audit_that_nobody_takes_stays_owed(tmp_path: Path, clock: VirtualClock) -> None:
+    async with court(tmp_path, clock, three("declines"), AuditPolicy(share=0.0)) as found:
+        found.auditing._sampler.owe(WORKER.peer_id)
+        for audits in (1, 2):
+            found.settle()
+            with trio.move_on_after(60):
+                await trio.Event().wait()
+            assert found.counted("no_auditor") == audits
+
+
 async def test_a_verdict_waits_for_a_ledger_that_cannot_be_written(tmp_path: Path, clock: VirtualClock) -> None:
     failures = iter([True, True, False])
 
