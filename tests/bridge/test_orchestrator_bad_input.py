@@ -170,7 +170,7 @@ async def test_every_field_of_a_sealed_request_is_refused_by_its_name(tmp_path: 
         ({"addresses": ()}, 400, "addresses"),
         ({"api_url": "javascript:alert(1)"}, 400, "api_url"),
         ({"api_url": "http://user:password@a.example"}, 400, "api_url"),
-        ({"manifest_root": CONTRACT}, 404, None),
+        ({"manifest_root": CONTRACT}, 400, "manifest_root"),
         ({"recipe": "another"}, 404, None),
     ],
 )
