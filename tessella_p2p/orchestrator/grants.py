@@ -117,6 +117,8 @@ class Grants:
         at, left = self._buckets.get(requester, (now_ms, full))
         left = min(full, left + max(0, now_ms - at) * self._terms.rate_per_s)
         if left < 1000:
+            if now_ms < at:  # the clock was set back: it fills again from now on, not once the clock has come round
+                self._buckets[requester] = (now_ms, left)
             raise Overloaded(f"{requester} asks for more than {self._terms.rate_per_s} grants a second: wait")
         if requester not in self._buckets:
             self._make_room(now_ms)
@@ -124,11 +126,14 @@ class Grants:
         self._buckets.move_to_end(requester)
 
     def _make_room(self, now_ms: int) -> None:
-        """Forget whoever was not seen for so long that its bucket is full again: forgetting it changes nothing."""
+        """Forget whoever was not seen for so long that its bucket is full again: forgetting it changes nothing.
+
+        After a clock was set back that is said of those who were seen by the clock before.
+        """
         refill_ms = self._terms.burst * 1000 // self._terms.rate_per_s
         while self._buckets:
             oldest, (at, _) = next(iter(self._buckets.items()))
-            if now_ms - at < refill_ms:
+            if 0 <= now_ms - at < refill_ms:
                 break
             del self._buckets[oldest]
         if len(self._buckets) >= self._max_requesters:

@@ -8,8 +8,9 @@ sequence and the times from being used again.
 
 from __future__ import annotations
 
+import heapq
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, TypeVar
@@ -299,6 +300,10 @@ def check_window(what: str, issued_at: int, expires_at: int, now_ms: int) -> Non
         raise Expired(f"a {what} that expired {(now_ms - expires_at) / 1000:.0f} s ago")
 
 
+_Request = tuple[str, str, int]
+"""Signer, domain, sequence."""
+
+
 class ReplayGuard:
     """Remembers the sequence numbers of requests until they expire, so that none is accepted twice.
 
@@ -317,7 +322,10 @@ class ReplayGuard:
         self._max_entries = max_entries
         self._max_per_signer = max_per_signer
         self._num_of: Counter[str] = Counter()
-        self._seen: OrderedDict[tuple[str, str, int], int] = OrderedDict()
+        self._seen: set[_Request] = set()
+        self._ends: list[
+            tuple[int, _Request]
+        ] = []  # a heap: those of a clock that was set back do not stand in the way
 
     def check(self, envelope: Envelope, now_ms: int) -> None:
         """Accept an envelope once.
@@ -329,11 +337,9 @@ class ReplayGuard:
         """
         if envelope.expires_at - envelope.issued_at > REQUEST_TTL_MS:
             raise RemoteProtocolError(f"a request may be valid for {REQUEST_TTL_MS // 1000} s at most")
-        while self._seen:
-            oldest, expires_at = next(iter(self._seen.items()))
-            if expires_at > now_ms:
-                break
-            del self._seen[oldest]
+        while self._ends and self._ends[0][0] <= now_ms:
+            _, oldest = heapq.heappop(self._ends)
+            self._seen.discard(oldest)
             self._forget_one_of(oldest[0])
         entry = (envelope.signer, envelope.domain, envelope.sequence)
         if entry in self._seen:
@@ -342,8 +348,9 @@ class ReplayGuard:
         # In whole numbers, and rounded up: as long as there is room at all, each signer may use one place.
         if self._num_of[envelope.signer] >= -(-self._max_per_signer * room // self._max_entries):
             raise Overloaded("too many requests in the last two minutes; try again later")
-        # Accepted at most CLOCK_SKEW_MS before its issue and until its expiry: remembered in arrival order, until all such are over.
-        self._seen[entry] = now_ms + REQUEST_TTL_MS + CLOCK_SKEW_MS
+        # It is accepted at most CLOCK_SKEW_MS before its issue, and until its expiry.
+        self._seen.add(entry)
+        heapq.heappush(self._ends, (now_ms + REQUEST_TTL_MS + CLOCK_SKEW_MS, entry))
         self._num_of[envelope.signer] += 1
 
     def _forget_one_of(self, signer: str) -> None:

@@ -104,6 +104,17 @@ def test_a_requester_that_asks_too_often_waits_and_others_do_not() -> None:
         ask(grants, NOW + 500)
 
 
+def test_after_a_clock_was_set_back_nobody_waits_for_it_to_come_round() -> None:
+    ahead = NOW + 3_600_000
+    grants = Grants(ORCHESTRATOR, Catalogue([MODEL]), GrantTerms(rate_per_s=1, burst=2), max_requesters=1)
+    for _ in range(2):
+        ask(grants, ahead)
+    with pytest.raises(Overloaded):
+        ask(grants, NOW)
+    ask(grants, NOW + 1000)
+    ask(grants, NOW, requester=key_of("another"))
+
+
 def test_a_request_that_is_refused_costs_nothing() -> None:
     grants = Grants(ORCHESTRATOR, Catalogue([MODEL]), GrantTerms(rate_per_s=1, burst=1))
     for _ in range(5):

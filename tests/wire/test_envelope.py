@@ -310,6 +310,18 @@ def test_a_full_guard_refuses_new_requests_and_forgets_none_that_is_valid() -> N
     guard.check(opened(sealed(sequence=3, now_ms=after), now_ms=after), after)
 
 
+def test_after_a_clock_was_set_back_there_is_room_for_new_requests_and_the_others_stay_known() -> None:
+    guard = ReplayGuard(max_entries=2)
+    ahead = NOW + 3_600_000
+    early = opened(sealed(sequence=0, now_ms=ahead), now_ms=ahead)
+    guard.check(early, ahead)
+    for sequence in range(1, 5):
+        moment = NOW + sequence * (REQUEST_TTL_MS + CLOCK_SKEW_MS)
+        guard.check(opened(sealed(sequence=sequence, now_ms=moment), now_ms=moment), moment)
+    with pytest.raises(Replayed):
+        guard.check(early, ahead + 1)
+
+
 def test_the_heartbeats_of_a_full_mesh_take_half_of_the_room_at_most() -> None:
     remembered_s = (REQUEST_TTL_MS + CLOCK_SKEW_MS) / 1000
     assert MAX_MEMBERS * remembered_s / HEARTBEAT_S <= MAX_OPEN_REQUESTS / 2
