@@ -30,6 +30,7 @@ from tessella_p2p.wire.frames import DType, Flag, Frame, Kind, encode_frame
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.worker.auditing import Auditor
 from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.guest_stage import GuestStage
 from tessella_p2p.worker.history_server import HistoryServer
 from tests.stages.openings import ENTRY, ORCHESTRATOR, ROOT, STAGES, key_of, open_body
 
@@ -200,6 +201,7 @@ class AuditWorld:
     nursery: trio.Nursery
     identity: StageIdentity
     serving: list[tuple[StageService, StageIdentity] | None] = field(default_factory=list)
+    guests: GuestStage | None = None
 
     def order(self, played: Played, **changes: Any) -> m.AuditOrder:
         """An honest order to audit all of it."""
@@ -261,8 +263,10 @@ async def audit_world(
     ranges: Sequence[LayerRange] = RANGES,
     recipe: str = RECIPE,
     inline: bool = True,
+    serves: int | None = None,
 ) -> AsyncIterator[AuditWorld]:
-    """Run it under ``clock``. The auditor serves the same layers as stage ``stage``."""
+    """Run it under ``clock``. The auditor serves the same layers as stage ``stage``, or those of ``serves`` and may load others."""
+    own = ranges[stage if serves is None else serves]
     fabric, date = MemoryFabric(random.Random(1), clock, constant_latency(0.02)), SimulatedClock(clock)
     up = STAGES[stage - 1] if stage else ENTRY
     down = STAGES[stage + 1] if stage + 1 < len(ranges) else ENTRY
@@ -275,7 +279,7 @@ async def audit_world(
         nursery = await stack.enter_async_context(trio.open_nursery())
         for neighbour in neighbours.values():
             await nursery.start(neighbour.server.run)
-        service = StageService(load(ranges[stage]), inline=inline)
+        service = StageService(load(own), inline=inline)
         await nursery.start(service.run)
         links = HopLinks(network)
         context = StageContext(network, AUDITOR, date, ClockSequencer(), links, _NoProofs())
@@ -283,7 +287,7 @@ async def audit_world(
             peer_id=AUDITOR.peer_id,
             manifest_root=ROOT,
             recipe=recipe,
-            layers=ranges[stage],
+            layers=own,
             total_layers=ranges[-1].end,
             max_positions=service.engine.max_positions,
             pins=frozenset({ORCHESTRATOR.peer_id}),
@@ -291,7 +295,15 @@ async def audit_world(
         )
         serving: list[tuple[StageService, StageIdentity] | None] = [(service, identity)]
         recorder = Recorder(network, date)
-        auditor = Auditor(context, recorder, lambda: serving[0], random.Random(3).randbytes)
+
+        async def load_guest(layers: LayerRange) -> StageService:
+            await trio.sleep(1.0)
+            return StageService(load(layers), inline=inline)
+
+        guests = None if serves is None else GuestStage(load_guest)
+        if guests is not None:
+            await nursery.start(guests.run)
+        auditor = Auditor(context, recorder, lambda: serving[0], random.Random(3).randbytes, guests)
         nursery.start_soon(auditor.run)
         yield AuditWorld(
             stage,
@@ -306,6 +318,7 @@ async def audit_world(
             nursery,
             identity,
             serving,
+            guests,
         )
         nursery.cancel_scope.cancel()
 
