@@ -278,7 +278,8 @@ class Members:
         member = replace(
             member,
             last_seen=now_ms,
-            silent_until=max(member.silent_until, now_ms + OFFLINE_MS),
+            # The grace is for what is loaded: it is over with the first word of a stage that serves.
+            silent_until=max(member.silent_until if request.state == "loading" else 0, now_ms + OFFLINE_MS),
             state=self._announced_state(member, request),
             queue_depth=request.queue_depth,
             instance=request.instance or member.instance,

@@ -212,6 +212,18 @@ def test_the_operators_least_claim_is_refused_one_megabyte_below_it() -> None:
     PaperWorker(core, "worker").register(claim_mb=2048)
 
 
+def test_who_has_said_ready_has_no_more_grace_for_loading() -> None:
+    core = members()
+    worker = PaperWorker(core, "worker")
+    worker.register()
+    worker.ready(NOW + 1000)
+    for silent_ms, state in ((OFFLINE_MS - 1, MemberState.HEALTHY), (OFFLINE_MS, MemberState.OFFLINE)):
+        core.handle(TimePassed(), NOW + 1000 + silent_ms)
+        member = core.get(worker.peer)
+        assert member is not None
+        assert member.state is state
+
+
 @pytest.mark.parametrize(("grace_s", "silent_ms"), [(300.0, 300_000), (1.0, OFFLINE_MS)])
 def test_a_worker_that_loads_may_be_silent_for_the_operators_grace(grace_s: float, silent_ms: int) -> None:
     core = members(registration_grace_s=grace_s)
