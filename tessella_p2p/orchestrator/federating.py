@@ -250,7 +250,7 @@ class Federating:
             await trio.sleep(FEDERATION_PULL_S)
 
     async def _pull(self, issuer: PeerId, followed: _Followed) -> bool:
-        """Pull one page; whether there is more."""
+        """Pull one page; whether there is more to ask for at once. Another chain waits: one could begin with each answer."""
         run_blocking, mirror = self._context.run_blocking, followed.mirror
         before = await run_blocking(lambda: mirror.cursor)
         page = await followed.client.ask(m.PullSnapshot(chain=before.chain, since=before.sequence), m.SnapshotPage)
@@ -266,7 +266,7 @@ class Federating:
             raise RemoteProtocolError(f"{issuer} says that it has more entries, and shows none").blame(issuer)
         for head in page.seen:
             await self._hear(issuer, head)
-        return more
+        return more and after.chain == before.chain
 
     async def _hear(self, teller: PeerId, head: bytes) -> None:
         """Compare a head that another orchestrator showed to ``teller`` with what it shows here."""

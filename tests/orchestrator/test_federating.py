@@ -339,6 +339,9 @@ class PaperOrchestrator:
     sequencer: ClockSequencer = field(default_factory=ClockSequencer)
     shown_head: Head | None = None
     """A head that is shown in place of the true one."""
+    begins_chains: bool = False
+    """Whether each answer is of another chain."""
+    num_asked: int = 0
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -351,6 +354,8 @@ class PaperOrchestrator:
         request = asked.message(m.RequestBody).body
         assert isinstance(request, m.PullSnapshot)
         story = self.stories[stream.peer]
+        self.num_asked += 1
+        story.chain += self.begins_chains
         entries = story.page(request.since)[0] if request.chain == story.chain else []
         now_ms = self.clock.unix_ms()
         head = self.shown_head or story.head
@@ -450,6 +455,16 @@ def test_more_entries_that_are_never_shown_are_trouble_and_no_busy_loop(tmp_path
         assert (standing.state, standing.cursor, standing.lag) == ("unreachable", 1, 8)
         assert standing.reason is not None
         assert "shows none" in standing.reason
+
+    run_federation(scenario, tmp_path, {"B": "A"})
+
+
+def test_one_that_begins_chain_after_chain_is_asked_no_more_often_than_others(tmp_path: Path) -> None:
+    async def scenario(made: Federated) -> None:
+        liar = await paper_orchestrator(made, "A", {"B": PaperIssuer(KEYS["A"])})
+        liar.begins_chains = True
+        await pass_time()
+        assert 1 < liar.num_asked <= ROUND_S / FEDERATION_PULL_S + 1
 
     run_federation(scenario, tmp_path, {"B": "A"})
 
