@@ -88,18 +88,22 @@ class Settling:
         judged = await context.run_blocking(lambda: context.store.settle(request.proofs, self._terms, now_ms))
         for raw, one in zip(request.proofs, judged, strict=True):
             context.outcomes[f"proof:{one.settled.status}"] += 1
-            if one.settled.status not in ("settled", "duplicate"):
-                _LOG.warning(
-                    "proof_judged",
-                    worker=one.worker,
-                    uploader=peer,
-                    status=one.settled.status,
-                    micro_credits=one.settled.micro_credits,
-                    code=one.settled.code,
-                    reason=one.settled.reason,
-                )
             for observer in self.observers:
                 observer(raw, one)
+        unsettled = [one for one in judged if one.settled.status not in ("settled", "duplicate")]
+        numbers = Counter(one.settled.code for one in unsettled)
+        # The first one of each code: anybody may upload, and nobody shall fill the log.
+        for code, one in {one.settled.code: one for one in reversed(unsettled)}.items():
+            _LOG.warning(
+                "proof_judged",
+                worker=one.worker,
+                uploader=peer,
+                status=one.settled.status,
+                micro_credits=one.settled.micro_credits,
+                code=code,
+                num=numbers[code],
+                reason=one.settled.reason,
+            )
         _LOG.info("proofs_judged", uploader=peer, statuses=dict(Counter(one.settled.status for one in judged)))
         return m.WorkSettled(results=tuple(one.settled for one in judged))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tessella_p2p.base.errors import Blacklisted
 from tessella_p2p.base.limits import HEARTBEAT_S, MICRO_PER_CREDIT, PROOF_GRACE_S, TICKET_OPEN_S, TICKET_SETTLE_S
@@ -80,6 +81,21 @@ def test_observers_are_told_of_each_proof_and_of_the_entry_that_it_made(tmp_path
         assert made.store.proof(sequence) == proof
         assert told[1][1].work is not None
         assert (told[0][1].sequence, told[0][1].work, told[2][1].sequence) == (None, None, None)
+
+    run_bench(scenario, tmp_path)
+
+
+def test_whoever_uploads_junk_gets_one_line_in_the_log_for_each_reason(tmp_path: Path) -> None:
+    async def scenario(made: Bench) -> None:
+        client = await made.client(ALONE)
+        unreceipted = await proven(made, receipted=None)
+        with capture_logs() as lines:
+            await client.ask(WorkDone(proofs=(b"junk", unreceipted, *(b"more junk",) * 60)), WorkSettled)
+        judged = sorted(
+            (line["code"], line["num"], line["worker"]) for line in lines if line["event"] == "proof_judged"
+        )
+        assert judged == [("malformed_message", 61, None), ("no_receipt", 1, key_of(ALONE).peer_id)]
+        assert made.orchestrator.outcomes["proof:refused"] == 61
 
     run_bench(scenario, tmp_path)
 
