@@ -208,6 +208,8 @@ MIN_CLAIM_MB = 256
 """The manual's hard floor of a claim."""
 MAX_MEMBERS = 4096
 """Workers that one orchestrator remembers."""
+MAX_MOVES_TOLD = 2048
+"""Moves that the answer to a rebalance lists: as many as fit into an envelope for sure. All of a longer plan are made."""
 REGISTRATION_GRACE_S = 60.0
 """How long a worker that loads its range may stay silent."""
 RESTORED_GRACE_S = 30.0

@@ -26,7 +26,7 @@ from tessella_p2p.base.errors import (
     UnknownModel,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import MOVE_TIMEOUT_S, REPAIR_LOOK_S, REPAIR_PERIOD_S
+from tessella_p2p.base.limits import MAX_MOVES_TOLD, MOVE_TIMEOUT_S, REPAIR_LOOK_S, REPAIR_PERIOD_S
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
 from tessella_p2p.orchestrator.member import ASSIGNED, Member, MemberState, MoveAbandoned, MoveOrdered
@@ -99,16 +99,7 @@ class Resharding:
         if not request.dry_run and work:
             self._asked += work
             self._news.set()
-        return m.RebalancePlan(
-            moves=tuple(
-                m.Move(peer_id=move.peer, before=move.before.as_tuple(), after=move.after.as_tuple())
-                for one in work
-                for move in one.plan.moves
-            ),
-            dearest_before=max((one.plan.dearest_before for one in found), default=0),
-            dearest_after=max((one.plan.dearest_after for one in found), default=0),
-            begun=bool(work) and not request.dry_run,
-        )
+        return told([one.plan for one in found], begun=bool(work) and not request.dry_run)
 
     # ---- Plans ----
 
@@ -262,6 +253,21 @@ class Resharding:
                     return False
                 await changed.wait()
         return False
+
+
+def told(plans: Sequence[Plan], *, begun: bool) -> m.RebalancePlan:
+    """Plans as the operator is told of them."""
+    moves = [move for plan in plans for move in plan.moves]
+    return m.RebalancePlan(
+        moves=tuple(
+            m.Move(peer_id=move.peer, before=move.before.as_tuple(), after=move.after.as_tuple())
+            for move in moves[:MAX_MOVES_TOLD]
+        ),
+        num_moves=len(moves),
+        dearest_before=max((plan.dearest_before for plan in plans), default=0),
+        dearest_after=max((plan.dearest_after for plan in plans), default=0),
+        begun=begun,
+    )
 
 
 async def _all(calls: Sequence[Callable[[], Awaitable[bool]]]) -> list[bool]:

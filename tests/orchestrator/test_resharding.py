@@ -15,10 +15,15 @@ from simulations.mesh import MeshShape, SimulatedMesh, SimulatedNode, simulate
 from simulations.toy_model import MODEL_ID, RECIPE, ROOT
 from tessella_p2p.base.errors import InvalidRequest, NotAuthorized, Overloaded, RemoteProtocolError, UnknownModel
 from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.base.limits import REPAIR_AFTER_S
+from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, MAX_MEMBERS, MAX_MOVES_TOLD, REPAIR_AFTER_S
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.orchestrator.member import MemberState, MoveOrdered
+from tessella_p2p.orchestrator.rebalance import Plan
+from tessella_p2p.orchestrator.resharding import told
+from tessella_p2p.orchestrator.waves import PlannedMove, Wave
 from tessella_p2p.wire import messages as m
+from tessella_p2p.wire.envelope import seal
+from tests.orchestrator.paper_workers import key_of
 from tests.orchestrator.running_mesh import held, held_by, orchestrator_of, worker_of
 from tests.worker.hostile_mesh import PROMPT, eventually, pass_time
 
@@ -196,6 +201,18 @@ async def test_a_model_that_is_not_served_is_not_split_anew(tmp_path: Path, cloc
             await rebalance(mesh, model_id="other")
         answer = await rebalance(mesh, model_id=MODEL_ID)
         assert answer == m.RebalancePlan(moves=(), dearest_before=0, dearest_after=0, begun=False)
+
+
+def test_the_plan_of_the_largest_mesh_is_an_answer_that_fits_into_an_envelope() -> None:
+    peer = key_of("worker").peer_id
+    move = PlannedMove(peer, LayerRange(4094, 4095), LayerRange(4095, 4096), beside=False)
+    plan = Plan((Wave((move,) * MAX_MEMBERS, together=False),), 2**52, 2**52)
+    answer = told([plan], begun=True)
+    sealed = seal(
+        key_of("o"), m.ANSWER, m.AnswerBody(to=2**52, body=answer), sequence=2**52, now_ms=2**52, audience=peer
+    )
+    assert len(sealed) <= MAX_ENVELOPE_BYTES
+    assert (answer.num_moves, len(answer.moves)) == (MAX_MEMBERS, MAX_MOVES_TOLD)
 
 
 # ---- Hostile and stale orders ----

@@ -9,8 +9,8 @@ from pydantic import Field
 from tessella_p2p.base.limits import (
     MAX_ADMIN_TOKEN_CHARS,
     MAX_AUDITORS,
-    MAX_MEMBERS,
     MAX_MODEL_LAYERS,
+    MAX_MOVES_TOLD,
     MAX_PAGE_ROWS,
     MAX_TERMS,
 )
@@ -173,10 +173,12 @@ class Move(Message):
 
 
 class RebalancePlan(Message):
-    """Answer to `Rebalance`: the moves in the order in which they are made, and the dearest stage (relative cost) before and after."""
+    """Answer to `Rebalance`: the first moves in the order in which they are made, how many there are in all, and the dearest stage
+    (relative cost) before and after."""
 
     kind: Literal["rebalance_plan"] = "rebalance_plan"
-    moves: Annotated[tuple[Move, ...], Field(max_length=MAX_MEMBERS)]
+    moves: Annotated[tuple[Move, ...], Field(max_length=MAX_MOVES_TOLD)]
+    num_moves: Count = 0
     dearest_before: Count
     dearest_after: Count
     begun: bool
