@@ -30,7 +30,7 @@ _ECHOED_CHARS = 64
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """Bytes that no character starts with, as `parameters` sees them."""
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-_INTEGERS = frozenset({"limit", "before", "since", "chain", "vram_mb"})
+_INTEGERS = frozenset({"limit", "before", "since", "chain", "sequence", "vram_mb"})
 _FLAGS = {"true": True, "false": False}
 _HEX_FIELDS = frozenset({"manifest_root", "contract_hash"})
 

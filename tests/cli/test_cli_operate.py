@@ -11,8 +11,11 @@ import trio
 from click.testing import CliRunner, Result
 
 from tessella_p2p.base.errors import ConfigurationError
+from tessella_p2p.bridge.orchestrator_json import base64url
 from tessella_p2p.cli.main import cli
 from tessella_p2p.cli.node_client import NodeClient
+from tessella_p2p.ledger.audit_evidence import AuditEvidence
+from tessella_p2p.ledger.changes import VerdictReached
 from tests.bridge.bridge_doubles import serving
 from tests.bridge.orchestrator_world import CONTRACT, LAYERS, MODEL_ID, RECIPE, TOKEN, key_of, world
 
@@ -39,6 +42,15 @@ async def test_the_books_are_read_and_an_identity_is_slashed(tmp_path: Path) -> 
         assert PEER in (await invoke(url, "reputation")).stdout
         assert (await invoke(url, "slash", PEER, "--reason", "a mistake", "--pardon")).exit_code == 0
         assert not made.store.is_blacklisted(PEER)
+
+
+async def test_what_a_verdict_rests_on_is_shown_as_it_was_sealed(tmp_path: Path) -> None:
+    async with world(tmp_path / "ledger") as made, serving(made.app) as url:
+        reached = VerdictReached(audit_id=bytes(16), peer=PEER, verdict="failed", reason="wrong")
+        made.store.record_verdict(reached, 1, None, AuditEvidence(b"p" * 40, (b"r" * 40,)))
+        shown = json.loads((await invoke(url, "evidence", "1")).stdout)
+        assert shown == {"sequence": 1, "proof": base64url(b"p" * 40), "reports": [base64url(b"r" * 40)]}
+        assert (await invoke(url, "evidence", "2")).exit_code == 1
 
 
 async def test_a_mesh_is_rebalanced_and_a_manifest_published(tmp_path: Path) -> None:

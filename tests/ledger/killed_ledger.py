@@ -51,7 +51,7 @@ def _slash(audit: int, store: LedgerStore) -> bool:
 
 def _verdict(audit: int, store: LedgerStore) -> bool:
     reached = VerdictReached(audit_id=audit.to_bytes(16, "big"), peer=_WORKERS[audit % 3], verdict="failed")
-    return store.record_verdict(reached, NOW)
+    return store.record_verdict(reached, NOW) is not None
 
 
 def _blacklist(peer: int, store: LedgerStore) -> bool:

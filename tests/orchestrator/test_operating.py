@@ -19,6 +19,8 @@ from tessella_p2p.base.errors import (
 )
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.ledger.accounts import ISSUANCE
+from tessella_p2p.ledger.audit_evidence import AuditEvidence
+from tessella_p2p.ledger.changes import VerdictReached
 from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.wire import messages as m
 from tests.orchestrator.paper_workers import CONTRACT, LAYERS, MODEL_ID, RECIPE, ROOT, key_of, register
@@ -199,6 +201,23 @@ def test_a_slash_takes_credits_shows_in_the_ledger_and_keeps_the_sum_at_nothing(
         (line,) = ledger.entries
         assert (line.sequence, line.kind, line.peer_id, line.micro_credits) == (1, "slashed", victim, -7)
         assert line.text == "by operator: it lied"
+
+    run_bench(scenario, tmp_path)
+
+
+def test_the_operator_reads_what_a_verdict_rests_on(tmp_path: Path) -> None:
+    async def scenario(made: Bench) -> None:
+        prepared(made)
+        reached = VerdictReached(audit_id=bytes(16), peer=key_of("liar").peer_id, verdict="failed", reason="wrong")
+        made.store.record_verdict(reached, 1, None, AuditEvidence(b"proof", (b"report", b"another")))
+        ledger = await operated(made, m.ReadLedger())
+        assert isinstance(ledger, m.LedgerLines)
+        assert [(line.sequence, line.reports) for line in ledger.entries] == [(1, 2)]
+        evidence = await operated(made, m.ReadEvidence(sequence=1))
+        assert evidence == m.Evidence(sequence=1, proof=b"proof", reports=(b"report", b"another"))
+        with pytest.raises(InvalidRequest) as raised:
+            await operated(made, m.ReadEvidence(sequence=2))
+        assert raised.value.param == "sequence"
 
     run_bench(scenario, tmp_path)
 
