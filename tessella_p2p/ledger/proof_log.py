@@ -33,6 +33,7 @@ _WORK_BYTES = _SESSION_BYTES + 4
 _AFTER = b"\xff"
 """Behind every key of one minter: peer ids are ASCII."""
 _PAGE = 256
+_MAX_NUMBER = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,8 @@ class ProofLog:
                 return
             name = "refused" if status == "refused" else "settled"
             transaction.set_number(name, (transaction.number(name) or 0) + 1)
-            transaction.set_number("micro_credits", (transaction.number("micro_credits") or 0) + micro_credits)
+            brought = (transaction.number("micro_credits") or 0) + micro_credits
+            transaction.set_number("micro_credits", min(brought, _MAX_NUMBER))
 
     def requeue_held(self, limit: int = _PAGE) -> int:
         """Make up to ``limit`` held proofs pending again; how many they were. Call it daily, not in a loop with uploads."""

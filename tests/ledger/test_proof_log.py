@@ -72,6 +72,13 @@ def test_an_answered_proof_leaves_the_log_and_is_counted(log: ProofLog, status: 
     assert log.counts() == ProofCounts(open=0, pending=0, settled=1 - refused, held=0, refused=refused, micro_credits=7)
 
 
+def test_an_orchestrator_that_boasts_breaks_no_counter(log: ProofLog) -> None:
+    for epoch in range(3):
+        log.put_proof(MINTER, ONE, epoch, b"proof")
+        log.settle(MINTER, ONE, epoch, "settled", 2**63, None)
+    assert log.counts().micro_credits == 2**64 - 1
+
+
 def test_a_held_proof_waits_apart_until_it_is_queued_again(log: ProofLog, tmp_path: Path) -> None:
     log.put_proof(MINTER, ONE, 0, b"proof\0with a zero byte")
     log.settle(MINTER, ONE, 0, "held", 0, "no_receipt")
