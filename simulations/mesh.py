@@ -44,6 +44,7 @@ from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import CanaryMode
+from tessella_p2p.worker.open_journal import OpenJournal
 from tessella_p2p.worker.registration import Offer
 
 T = TypeVar("T")
@@ -293,11 +294,14 @@ class SimulatedMesh:
         node.starts += 1
         node.dead, node.down = False, trio.Event()
         try:
-            with closing(ProofLog(node.folder / "proofs", _MAP_BYTES, sync=False)) as proof_log:
+            with (
+                closing(ProofLog(node.folder / "proofs", _MAP_BYTES, sync=False)) as proof_log,
+                closing(OpenJournal(node.folder)) as opens,
+            ):
                 async with MemoryNetwork.open(self.fabric, node.peer_id) as network:
                     with trio.CancelScope() as scope:  # as in a daemon, the network outlives the roles
                         node.scope, node.proof_log, node.network = scope, proof_log, network
-                        node.roles = NodeRoles(self._plan(node), self._surroundings(node, network, proof_log))
+                        node.roles = NodeRoles(self._plan(node), self._surroundings(node, network, proof_log, opens))
                         await node.roles.run(task_status=task_status)
         finally:
             node.roles = node.proof_log = node.network = None
@@ -317,7 +321,9 @@ class SimulatedMesh:
         if node.scope is not None:
             node.scope.cancel()
 
-    def _surroundings(self, node: SimulatedNode, network: MemoryNetwork, proof_log: ProofLog) -> Surroundings:
+    def _surroundings(
+        self, node: SimulatedNode, network: MemoryNetwork, proof_log: ProofLog, opens: OpenJournal | None = None
+    ) -> Surroundings:
         start = node.starts
 
         async def load(layers: LayerRange) -> StageService:
@@ -350,6 +356,7 @@ class SimulatedMesh:
             run_blocking=write,
             proof_log=proof_log,
             load=load,
+            opens=opens,
         )
 
     def _plan(self, node: SimulatedNode) -> NodePlan:

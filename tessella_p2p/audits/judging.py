@@ -14,6 +14,9 @@ conspire; a digest that only one names is a lie or a broken machine.
     nobody is left to be asked                      `AUDIT_QUORUM_LEAST` are enough, and for the worker its own word is one of
                                                     them; else it is inconclusive
     the history is not shown                        another auditor tries; then inconclusive, and counted against who withheld it
+    it is another one, and the worker signed for    failed, on the worker's own two signatures: nobody has to be believed
+      that at a position that its proof states
+    it signed for that further on                   one auditor more against the worker: who says so has seen the rows
 
 The worker ``copied`` where its digest is that of a ``scale`` canary's known-wrong answer. An ``echo`` canary proves no copy: whoever
 passes on what it received, and computes nothing, answers the same.
@@ -38,16 +41,19 @@ from tessella_p2p.base.limits import (
     MICRO_PER_CREDIT,
     MIN_PENALTY_CREDITS,
 )
-from tessella_p2p.wire.messages import AuditOrder, AuditReport
+from tessella_p2p.wire.envelope import open_envelope
+from tessella_p2p.wire.messages import RECEIPT, AuditOrder, AuditReport, ReceiptBody
 
 VerdictWord = Literal["passed", "failed", "inconclusive", "copied"]
 
+FALSE_INPUT = "false_input"
 FALSE_REPORT = "false_report"
 NOT_ADJUDICATED = "not_adjudicated"
 WRONG_OUTPUT = "wrong_output"
 COPIED_CANARY = "copied_canary"
 HISTORY_WITHHELD = "history_withheld"
 NO_AUDITOR = "no_auditor"
+_FALSE_INPUT_REASON = "it signed a receipt for another input than its proof states"
 
 _MAX_PENALTY_MICRO = 2**46
 """So that a balance stays within what a message may say, however many lies come together."""
@@ -62,7 +68,8 @@ class Statement:
         digest: of its own recomputation, where bits are compared; else None.
         copied: the canary whose known-wrong answer the worker's output is.
         withheld_by: who did not show the history.
-        code: why it could not say.
+        code: why it could not say; `FALSE_INPUT` where the worker signed for another input than it proved.
+        is_proven: whether the worker's signatures show that by themselves.
     """
 
     auditor: PeerId
@@ -71,6 +78,7 @@ class Statement:
     copied: PeerId | None = None
     withheld_by: PeerId | None = None
     code: str | None = None
+    is_proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +106,11 @@ def statement_of(claim: Claim, order: AuditOrder, report: AuditReport) -> Statem
 
     Raises:
         InvalidRequest: it lacks what its outcome needs, or names who is not concerned.
+        RemoteProtocolError: the worker's receipt in it is none.
     """
     auditor = PeerId(order.auditor)
+    if report.outcome == "contradicted":
+        return _contradicted(claim, auditor, report)
     if report.outcome == "inconclusive":
         if report.withheld_by not in (None, order.upstream, order.downstream):
             raise InvalidRequest("only a neighbour of the audited stage can withhold its history", param="withheld_by")
@@ -114,6 +125,24 @@ def statement_of(claim: Claim, order: AuditOrder, report: AuditReport) -> Statem
     agrees = report.output_digest == claim.output_digest
     copied = None if agrees else _copied(claim, order, report)
     return Statement(auditor, agrees, report.output_digest, copied)
+
+
+def _contradicted(claim: Claim, auditor: PeerId, report: AuditReport) -> Statement:
+    """The worker's receipt beside its proof. Digests are keyed, so where their positions differ the auditor alone can compare them."""
+    if report.receipt is None:
+        raise InvalidRequest("a contradiction is between a proof and a receipt", param="receipt")
+    receipt = open_envelope(report.receipt, RECEIPT, now_ms=None, audience=claim.upstream, signer=claim.worker).message(
+        ReceiptBody
+    )
+    said = (receipt.request_id, receipt.session, receipt.epoch, receipt.sender)
+    if said != (claim.request_id, claim.session, claim.epoch, claim.upstream):
+        raise InvalidRequest("a receipt for another request, session, epoch or sender", param="receipt")
+    proven = claim.inputs.get(receipt.positions)
+    if proven is not None and proven != receipt.digest:
+        return Statement(auditor, agrees=False, code=FALSE_INPUT, is_proven=True)
+    if receipt.positions <= claim.positions:
+        raise InvalidRequest("a receipt that contradicts nothing", param="receipt")
+    return Statement(auditor, agrees=False, code=FALSE_INPUT)
 
 
 def _copied(claim: Claim, order: AuditOrder, report: AuditReport) -> PeerId | None:
@@ -133,6 +162,9 @@ def conclude(claim: Claim, statements: Sequence[Statement], *, recheck: bool, ex
         recheck: one auditor that finds nothing is not enough this time.
         exhausted: nobody is left to be asked.
     """
+    proven = next((each for each in statements if each.is_proven), None)
+    if proven is not None:
+        return Conclusion(_verdict(claim.worker, "failed", FALSE_INPUT, _FALSE_INPUT_REASON, [proven]))
     exhausted = exhausted or len(statements) >= MAX_AUDITORS
     said = [each for each in statements if each.agrees is not None]
     if not said:
@@ -183,6 +215,8 @@ def _failed(claim: Claim, said: Sequence[Statement]) -> Conclusion:
     if canary is not None:
         reason = f"{where} is what the canary {canary} answers"
         return Conclusion(_verdict(claim.worker, "copied", COPIED_CANARY, reason, accusing), others)
+    if all(each.code == FALSE_INPUT for each in accusing):
+        return Conclusion(_verdict(claim.worker, "failed", FALSE_INPUT, _FALSE_INPUT_REASON, accusing), others)
     return Conclusion(_verdict(claim.worker, "failed", WRONG_OUTPUT, f"{where} is wrong", accusing), others)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -37,6 +38,7 @@ class Claim:
         positions: how far: the proof's end, or its last mark within `MAX_AUDIT_POSITIONS`.
         input_digest, output_digest: keyed, of the chain-open and all rows up to there; the output of a tail are its draws.
         micro_credits: what the whole proof is worth.
+        inputs: what it states to have received at each of its positions, by position: keyed digests.
     """
 
     worker: PeerId
@@ -54,6 +56,7 @@ class Claim:
     upstream: PeerId
     downstream: PeerId
     micro_credits: int
+    inputs: Mapping[int, bytes] = field(default_factory=dict)
 
 
 def claim_of(work: ProvenWork, total_layers: int) -> Claim | None:
@@ -83,6 +86,7 @@ def claim_of(work: ProvenWork, total_layers: int) -> Claim | None:
         upstream=PeerId(proof.upstream),
         downstream=PeerId(proof.downstream),
         micro_credits=len(work.layers) * proof.positions * MICRO_PER_LAYER_POSITION,
+        inputs={point.positions: point.input for point in work.points},
     )
 
 

@@ -527,3 +527,5 @@ REVOCATION_TOLD_S = LEASE_TTL_S + OUTAGE_GRACE_S
 """How long a revocation is told: after that no node counts the revoked leases any more."""
 REVOCATION_KEPT_S = LEASE_TTL_S + TICKET_OPEN_S + TICKET_SETTLE_S
 """How long it is remembered: after that no work under the revoked leases can be settled any more."""
+MAX_REMEMBERED_OPENS = 1 << 17
+"""Paid sessions of the last hour that a stage knows again; so many a stage does not open in an hour."""

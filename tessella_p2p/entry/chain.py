@@ -24,6 +24,7 @@ from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import (
     MAX_ADDRESSES,
     MAX_OPEN_ADDRESS_BYTES,
+    RECEIPT_PATIENCE_S,
     REQUEST_TTL_MS,
     SESSION_IDLE_S,
 )
@@ -34,6 +35,7 @@ from tessella_p2p.stages.faults import error_of
 from tessella_p2p.stages.frame_link import FrameLink
 from tessella_p2p.stages.history import Track, TrackKey
 from tessella_p2p.stages.opening import open_hash, seal_capability, verify_capability
+from tessella_p2p.stages.sent_work import SentWork
 from tessella_p2p.stages.token_body import TOKEN_ID_BYTES, parse_sampled, token_body_bytes
 from tessella_p2p.stages.work import seal_receipt
 from tessella_p2p.wire import messages as m
@@ -67,6 +69,9 @@ class Chain:
         self._token_body_bytes = token_body_bytes(plan.sampling, plan.output, plan.vocabulary)
         self.route = route
         self._track: Track | None = None
+        self._work: SentWork | None = None  # of a session that is paid: what the head has to sign for
+        self._unsigned_since = 0.0
+        self._false_receipt: RemoteProtocolError | None = None
         self._head: FrameLink | None = None
         self._tokens: FrameLink | None = None
         self._opened = b""
@@ -77,11 +82,14 @@ class Chain:
         self._token: Token | None = None
         self._failure: TessellaError | None = None
         self._news = trio.Event()
+        self._is_paid = False
         self._wait_s = 0.0  # for a place, at each stage
         self._explain_by = math.inf  # the tail closed its stream in order: until then a stage may say why
         self.suspects: tuple[PeerId, ...] = ()
         """Stages that may be to blame for the failure beside the one that is named: whoever could have made the story up."""
         self.ended = trio.Event()
+        self.signed = trio.Event()
+        """Set once the chain has ended and the head has given its last receipt, or never will."""
 
     @property
     def key(self) -> tuple[SessionId, int]:
@@ -92,6 +100,10 @@ class Chain:
     def positions_sent(self) -> int:
         """Positions that went to the head in this epoch."""
         return self._sent.position
+
+    @property
+    def _head_id(self) -> PeerId:
+        return self.route.stages[0].peer_id
 
     @property
     def tail(self) -> PeerId:
@@ -114,7 +126,7 @@ class Chain:
         envelope, capability = self._seal_open(ids)
         self._opened = open_hash(envelope)
         self._digest = RunningDigest(self._plan.digest_key, self._opened)
-        self._begin_track(envelope)
+        self._begin_work(envelope)
         head = self.route.stages[0].peer_id
         self._context.network.add_addresses(head, self.route.stages[0].addresses)  # its own word, out of its record
         try:
@@ -131,15 +143,20 @@ class Chain:
         for start in range(0, len(ids), chunk):
             await self.step(ids[start : start + chunk], sample=start + chunk >= len(ids))
 
-    def _begin_track(self, envelope: bytes) -> None:
-        """Keep what an auditor of the head may ask for, where that is paid."""
+    def _begin_work(self, envelope: bytes) -> None:
+        """Where the head is paid, have it sign for what it gets, and keep what an auditor of it may ask for."""
         history = self._context.history
-        if history is not None and self._plan.ticket is not None:
+        if not self._is_paid:
+            return
+        self._work = SentWork(self._plan.digest_key, self._opened)
+        if history is not None:
             self._track = history.begin(TrackKey(*self.key, "input", self.route.stages[0].peer_id), envelope)
 
     def _seal_open(self, ids: Sequence[int]) -> tuple[bytes, bytes]:
-        context, body = self._context, self._open_body(ids)
+        context = self._context
         now_ms = context.clock.unix_ms()
+        self._is_paid = self._plan.ticket is not None and now_ms < self._plan.ticket_open_before
+        body = self._open_body(ids)
         envelope = seal(
             context.key, m.CHAIN_OPEN, body, sequence=context.sequencer.next(m.CHAIN_OPEN, now_ms), now_ms=now_ms
         )
@@ -178,7 +195,7 @@ class Chain:
             history_answer=history_answer,
             cache_scope=plan.cache_scope,
             digest_key=plan.digest_key,
-            ticket=plan.ticket if self._context.clock.unix_ms() < plan.ticket_open_before else None,
+            ticket=plan.ticket if self._is_paid else None,
             wait_ms=round(self._wait_s * 1000),
         )
 
@@ -198,7 +215,18 @@ class Chain:
             sent.asked = sent.position
         if self._track is not None:
             self._track.note(frame)
+        if self._work is not None:
+            self._note_sent(len(ids), body, draws=sample)
         await self._send(frame)
+
+    def _note_sent(self, rows: int, ids: bytes, *, draws: bool) -> None:
+        assert self._work is not None
+        if not self._work.unsigned_steps:
+            self._unsigned_since = trio.current_time()
+        try:
+            self._work.send(rows, ids, draws=draws)
+        except RemoteProtocolError as error:
+            raise error.blame(self._head_id) from None
 
     async def _send(self, frame: Frame) -> None:
         assert self._head is not None
@@ -241,7 +269,9 @@ class Chain:
     # ---- from the head ----
 
     def returned(self, frame: Frame) -> None:
-        """Take an error; the head has nothing else to say."""
+        """Take an error or a receipt; the head has nothing else to say."""
+        if frame.kind is Kind.RECEIPT:
+            self._take_receipt(bytes(frame.body))
         if frame.kind is not Kind.ERROR or self._head is None:
             return
         stages = [stage.peer_id for stage in self.route.stages]
@@ -251,9 +281,45 @@ class Chain:
             self.suspects = tuple(stages[: accused + 1])
         self._fail(error)
 
+    def _take_receipt(self, raw: bytes) -> None:
+        if self._work is None or self.signed.is_set():
+            return
+        try:
+            is_news = self._work.confirm(
+                raw,
+                receiver=self._head_id,
+                sender=self._context.key.peer_id,
+                request_id=self._plan.request_id,
+                key=self.key,
+            )
+        except RemoteProtocolError as error:
+            self._false_receipt = error.blame(self._head_id)
+            self._fail(self._false_receipt)
+            self.signed.set()
+            return
+        if is_news:
+            self._unsigned_since = trio.current_time()
+            if self._track is not None:
+                self._track.note_receipt(raw, self._work.signed)
+        if self.ended.is_set() and self._has_signed_enough:
+            self.signed.set()
+
+    @property
+    def _has_signed_enough(self) -> bool:
+        """The tail answered for what the head had received; what was on its way behind that may never have arrived."""
+        return self._work is None or self._work.signed >= self._received
+
+    def check_head(self) -> None:
+        """Give up a head that takes steps and signs for none."""
+        if self._work is None or not self._work.unsigned_steps:
+            return
+        if trio.current_time() - self._unsigned_since > RECEIPT_PATIENCE_S:
+            self._fail(RemoteProtocolError(f"{self._head_id} gives no receipts").blame(self._head_id))
+
     def lost(self, reason: TessellaError) -> None:
         """The link to the head is gone."""
-        self._fail(reason.blame(self.route.stages[0].peer_id))
+        self._fail(reason.blame(self._head_id))
+        self.signed.set()
 
     def _fail(self, error: TessellaError) -> None:
         if not isinstance(error, REROUTABLE):
@@ -356,7 +422,10 @@ class Chain:
     # ---- the end ----
 
     def end(self) -> None:
-        """Sign the last receipt and close the chain: every stage frees its KV within a step. Idempotent; does not wait."""
+        """Sign the last receipt and close the chain: every stage frees its KV within a step. Idempotent; does not wait.
+
+        The head's last receipt is still to come: `release` the link once it is `signed`, or has taken too long over it.
+        """
         if self.ended.is_set():
             return
         self.ended.set()
@@ -365,7 +434,24 @@ class Chain:
             self._track.end(trio.current_time())
         if self._head is not None:
             self._head.close_session(self.key)
+        if self._head is None or self._work is None or not self._work.unsigned_steps:
+            self.signed.set()
+
+    def release(self) -> RemoteProtocolError | None:
+        """Stop listening to the head of a chain that has ended. Idempotent.
+
+        Returns:
+            what it did wrong with its last receipt, where it was asked for one.
+        """
+        if self._head is not None:
             self._context.links.detach(self._head.peer, self.key, self)
+        error, self._false_receipt = self._false_receipt, None
+        if self._failure is not None and self._failure is not error:
+            error = None  # it is known already what went wrong, and whose fault that was
+        elif error is None and not self.signed.is_set() and not self._has_signed_enough:
+            error = RemoteProtocolError(f"{self._head_id} gave no last receipt").blame(self._head_id)
+        self.signed.set()
+        return error
 
 
 def first_addresses(addresses: Sequence[str], max_bytes: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from tessella_p2p.base.errors import (
     UnknownModel,
 )
 from tessella_p2p.base.ids import PeerId, SessionId
-from tessella_p2p.base.limits import OUTAGE_GRACE_S
+from tessella_p2p.base.limits import FINAL_RECEIPT_S, OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.dht.stage_records import VerifiedStage
 from tessella_p2p.entry.admission import Admission
@@ -101,6 +101,7 @@ class EntryService:
         self._table = TokenTable(context.checkpoint_s)
         self._blame = Blame()
         self._scope_secret = context.random_bytes(32)
+        self._nursery: trio.Nursery | None = None
         self._idle = trio.Event()
         self._idle.set()
         self.requests = 0
@@ -137,10 +138,14 @@ class EntryService:
         self._discovery.watch(self._model.manifest_root)
         task_status.started()
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._granting.run)
             if self._following is not None:
                 nursery.start_soon(self._following.run)
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     # ---- routes ----
 
@@ -329,7 +334,22 @@ class EntryService:
     def end_chain(self, chain: Chain) -> None:
         """Close an epoch on every stage. Idempotent; does not wait."""
         self._table.chains.pop(chain.key, None)
+        if chain.ended.is_set():
+            return
         chain.end()
+        if chain.signed.is_set() or self._nursery is None:
+            chain.release()
+        else:
+            self._nursery.start_soon(self._await_last_receipt, chain)
+
+    async def _await_last_receipt(self, chain: Chain) -> None:
+        """A head signs for the last steps when the chain is closed; who does not is not to be trusted with more."""
+        with trio.move_on_after(FINAL_RECEIPT_S):
+            await chain.signed.wait()
+        error = chain.release()
+        if error is not None:
+            log.warning("a head gave no last receipt", peer=error.peer)
+            self.punish(error, ())
 
 
 def _num_rendered(stages: Iterable[VerifiedStage], total_layers: int) -> int:

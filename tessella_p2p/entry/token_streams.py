@@ -84,6 +84,7 @@ class TokenTable:
                 with trio.move_on_after(self._receipt_s):
                     await chain.ended.wait()
                 chain.send_receipt()
+                chain.check_head()
             await trio.sleep(TOKEN_STREAM_DRAIN_S)
         tokens.link.abort(HopTimeout(f"the token stream outlived its session by {TOKEN_STREAM_DRAIN_S:.0f} s"))
 

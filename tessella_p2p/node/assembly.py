@@ -30,6 +30,7 @@ from tessella_p2p.worker.auditing import Auditor
 from tessella_p2p.worker.context import StageContext
 from tessella_p2p.worker.guest_stage import GuestStage
 from tessella_p2p.worker.history_server import HistoryServer
+from tessella_p2p.worker.open_journal import OpenJournal
 from tessella_p2p.worker.proofs import ProofWriter
 from tessella_p2p.worker.registration import Offer
 from tessella_p2p.worker.service import Worker
@@ -44,6 +45,7 @@ class Surroundings:
         random_bytes: secrets: session ids and digest keys.
         run_blocking: how the disk is waited for.
         load: loads a range of layers, to serve it or to audit others; it must not block the event loop.
+        opens: remembers over restarts which sessions were opened.
         watchdog: watches the event loop; None under virtual time, where nothing is late.
     """
 
@@ -56,6 +58,7 @@ class Surroundings:
     run_blocking: RunBlocking
     proof_log: ProofLog
     load: Callable[[LayerRange], Awaitable[StageService]]
+    opens: OpenJournal | None = None
     watchdog: LoopWatchdog | None = None
 
 
@@ -138,6 +141,7 @@ class NodeRoles:
                 checkpoint_s=plan.checkpoint_s,
                 reports=self._reports,
                 history=self._history,
+                opens=around.opens,
             )
             guests = GuestStage(around.load, self._has_room)
             self.worker = Worker(

@@ -37,6 +37,7 @@ from tessella_p2p.stages.quantize import conversions
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.open_journal import OpenJournal
 from tessella_p2p.worker.registration import Offer
 
 log = structlog.get_logger(__name__)
@@ -56,12 +57,12 @@ async def run_daemon(config: NodeConfig) -> None:
         recipe = await _published(config)
         artifact = await open_artifact(config, config.models_dir)
         sequencer = ClockSequencer(proof_log.sequence_floor())
-        with artifact:
+        with artifact, closing(OpenJournal(_own_folder(config.data_dir, key))) as opens:
             async with (
                 open_network(config, key, config.p2p_host, config.p2p_port) as network,
                 trio.open_nursery() as nursery,
             ):
-                around = _surroundings(config, key, network, sequencer, proof_log, artifact)
+                around = _surroundings(config, key, network, sequencer, proof_log, opens, artifact)
                 roles = NodeRoles(_plan(config, artifact, recipe), around)
                 facts = _facts(config, key, artifact, recipe)
                 log.info("recipe", recipe=recipe, conversions=facts.conversions)
@@ -110,6 +111,7 @@ def _surroundings(
     network: Libp2pNetwork,
     sequencer: ClockSequencer,
     proof_log: ProofLog,
+    opens: OpenJournal,
     artifact: Artifact,
 ) -> Surroundings:
     async def load(layers: LayerRange) -> StageService:
@@ -139,6 +141,7 @@ def _surroundings(
         run_blocking=in_thread,
         proof_log=proof_log,
         load=load,
+        opens=opens,
         watchdog=LoopWatchdog(),
     )
 

@@ -52,6 +52,8 @@ class Track:
         num_reads: how often it was shown.
         num_bytes: what it keeps in memory.
         ended_at: when its session was over; None while it runs.
+        receipt: the newest that the audited stage signed, of what it was sent; None while there is none.
+        receipted: the positions that it covers.
     """
 
     __slots__ = (
@@ -66,6 +68,8 @@ class Track:
         "num_bytes",
         "num_reads",
         "opened",
+        "receipt",
+        "receipted",
     )
 
     def __init__(self, history: History, key: TrackKey, opened: bytes) -> None:
@@ -74,6 +78,8 @@ class Track:
         self.num_reads = 0
         self.num_bytes = 0
         self.ended_at: float | None = None
+        self.receipt: bytes | None = None
+        self.receipted = 0
         self._history = history
         self._data: list[Buffer] = []  # of each step, something that ends with its rows
         self._rows = array("i")  # of each step how many; negative where a draw follows
@@ -100,6 +106,10 @@ class Track:
         self.num_bytes += held_bytes
         self._data.append(kept)
         self._rows.append(-frame.rows if frame.flags is Flag.SAMPLE else frame.rows)
+
+    def note_receipt(self, raw: bytes, positions: int) -> None:
+        """Keep a receipt that was checked, in place of the one before; the last one comes after the end."""
+        self.receipt, self.receipted = raw, positions
 
     def end(self, now: float) -> None:
         """The session is over at ``now`` (monotonic seconds); what was kept stays for a while."""

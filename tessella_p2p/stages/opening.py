@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from tessella_p2p.base.errors import (
     StaleEpoch,
 )
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
-from tessella_p2p.base.limits import REQUEST_TTL_MS
+from tessella_p2p.base.limits import MAX_REMEMBERED_OPENS, REQUEST_TTL_MS
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Envelope, open_envelope, seal
 from tessella_p2p.wire.keys import NodeKey
@@ -200,10 +201,22 @@ class EpochFence:
     """What this stage let in: the highest epoch of each session, so that what was rerouted stays so, and each ticket's one session.
 
     Bounded, oldest first; a chain-open that is forgotten here has expired before, unless thousands of sessions came within a minute.
+    Paid sessions are kept apart, and longer: a stage must not sign for two runs of one (session, epoch), which their entry could ask
+    for anew as long as the ticket opens.
+
+    Args:
+        paid: (session, epoch) that a process before this one opened and is paid for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, paid: Iterable[tuple[SessionId, int]] = ()) -> None:
         self._epochs: OrderedDict[SessionId, tuple[int, PeerId]] = OrderedDict()
+        self._paid: OrderedDict[SessionId, tuple[int, PeerId | None]] = (
+            OrderedDict()
+        )  # of a process before: nobody knows whose
+        for session, epoch in paid:
+            highest, _ = self._paid.get(session, (-1, None))
+            self._paid[session] = (max(highest, epoch), None)
+            _remember(self._paid, session, MAX_REMEMBERED_OPENS)
         self._tickets: OrderedDict[tuple[PeerId, str], SessionId] = OrderedDict()
 
     def admit(self, opening: Opening) -> None:
@@ -214,8 +227,8 @@ class EpochFence:
             NotAuthorized: the session belongs to another entry, or the ticket pays for another session.
         """
         session, epoch = opening.key
-        highest, owner = self._epochs.get(session, (-1, opening.entry))
-        if owner != opening.entry:
+        highest, owner = self._paid.get(session) or self._epochs.get(session, (-1, opening.entry))
+        if owner not in (None, opening.entry):
             raise NotAuthorized("this session belongs to another entry")
         if epoch <= highest:
             raise StaleEpoch(f"epoch {epoch} of this session is over; epoch {highest} was opened here")
@@ -223,17 +236,21 @@ class EpochFence:
             paid = (opening.entry, opening.ticket.request_id)
             if self._tickets.setdefault(paid, session) != session:
                 raise NotAuthorized(f"the ticket of request {opening.ticket.request_id} pays for another session")
-            _remember(self._tickets, paid)
-        self._epochs[session] = (epoch, opening.entry)
-        _remember(self._epochs, session)
+            _remember(self._tickets, paid, MAX_REMEMBERED_OPENS)
+        if opening.ticket is not None or session in self._paid:
+            self._paid[session] = (epoch, opening.entry)
+            _remember(self._paid, session, MAX_REMEMBERED_OPENS)
+        else:
+            self._epochs[session] = (epoch, opening.entry)
+            _remember(self._epochs, session, _REMEMBERED_SESSIONS)
 
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _remember(memory: OrderedDict[K, V], key: K) -> None:
+def _remember(memory: OrderedDict[K, V], key: K, most: int) -> None:
     """Keep ``key`` as the newest; forget the oldest at the bound."""
     memory.move_to_end(key)
-    if len(memory) > _REMEMBERED_SESSIONS:
+    if len(memory) > most:
         memory.popitem(last=False)

@@ -145,9 +145,7 @@ class WorkMeter:
         Raises:
             RemoteProtocolError: forged, for something else, or a digest that is not ours: one of the two is lying.
         """
-        receipt = open_envelope(raw, m.RECEIPT, now_ms=None, audience=sender, signer=receiver).message(m.ReceiptBody)
-        if (receipt.request_id, receipt.session, receipt.epoch, receipt.sender) != (request_id, *key, sender):
-            raise RemoteProtocolError("a receipt for another session")
+        receipt = open_receipt(raw, receiver=receiver, sender=sender, request_id=request_id, key=key)
         if self.confirmed is not None and receipt.positions <= self.confirmed.boundary.positions:
             self._num_stale += 1
             if self._num_stale > MAX_STALE_RECEIPTS:
@@ -177,6 +175,20 @@ class WorkMeter:
     def input_receipt(self) -> tuple[int, bytes]:
         """(positions, digest) of what has arrived: what this node signs for its upstream."""
         return self.received, self._input.digest()
+
+
+def open_receipt(
+    raw: bytes, *, receiver: PeerId, sender: PeerId, request_id: str, key: tuple[bytes, int]
+) -> m.ReceiptBody:
+    """The receipt in ``raw``; whether its digest is right is for those to say who know the rows.
+
+    Raises:
+        RemoteProtocolError: malformed, forged, or for another receiver, sender, request or (session, epoch).
+    """
+    receipt = open_envelope(raw, m.RECEIPT, now_ms=None, audience=sender, signer=receiver).message(m.ReceiptBody)
+    if (receipt.request_id, receipt.session, receipt.epoch, receipt.sender) != (request_id, *key, sender):
+        raise RemoteProtocolError("a receipt for another session")
+    return receipt
 
 
 def seal_receipt(body: m.ReceiptBody, key: NodeKey, sequencer: Sequencer, now_ms: int) -> bytes:

@@ -47,6 +47,7 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import peek_signer
 from tessella_p2p.wire.frames import DType
 from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.contradictions import Contradiction, find_contradiction
 from tessella_p2p.worker.guest_stage import GuestStage
 from tessella_p2p.worker.history_reader import HistoryReader, Piece, open_history
 
@@ -215,6 +216,12 @@ class Auditor:
                 with _blaming(order.downstream):
                     outputs = await stack.enter_async_context(neighbours("output", rows))
             found = await self._recomputed(order, stage, home, inputs, outputs)
+            if found.input_digest != order.input_digest:
+                with _blaming(order.upstream):
+                    contradiction = await find_contradiction(
+                        self._context, order, taken.raw, inputs, found.input_digest, wanted
+                    )
+                return _contradicted(order, contradiction)
         return _conclusion(order, found)
 
     @asynccontextmanager
@@ -344,13 +351,10 @@ def _blaming(peer: str) -> Iterator[None]:
 
 
 def _conclusion(order: m.AuditOrder, found: Recomputation) -> m.AuditReport:
-    """What can be said.
+    """What can be said once the inputs are what they have to be.
 
-    Inputs that do not fit are one peer's word against the other's. Outputs that do not are their receiver's fault: it signed for them.
+    Outputs that are not are their receiver's fault: it signed for them.
     """
-    if found.input_digest != order.input_digest:
-        reason = "what the upstream peer shows is not what the audited worker proved to have received"
-        return _inconclusive(order, "history_mismatch", reason)
     if order.comparison == "tolerance":
         if found.claimed_digest != order.output_digest:
             reason = "what the downstream peer shows is not what the audited worker proved to have sent"
@@ -368,6 +372,15 @@ def _conclusion(order: m.AuditOrder, found: Recomputation) -> m.AuditReport:
         canary_digests=tuple(
             m.CanaryDigest(peer_id=peer, digest=digest) for peer, digest in found.canary_digests().items()
         ),
+    )
+
+
+def _contradicted(order: m.AuditOrder, found: Contradiction) -> m.AuditReport:
+    """What can be said where the inputs are others than the worker proved to have received."""
+    if found.receipt is None:
+        return _inconclusive(order, "history_mismatch", found.reason, found.blamed)
+    return m.AuditReport(
+        audit_id=order.audit_id, outcome="contradicted", receipt=found.receipt, code="false_input", reason=found.reason
     )
 
 

@@ -17,6 +17,7 @@ from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.work import WorkMeter
 from tessella_p2p.wire.envelope import Sequencer
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.open_journal import OpenJournal
 
 
 class ProofSink(Protocol):
@@ -46,6 +47,7 @@ class StageContext:
         checkpoint_s: how often confirmed work is journaled.
         reports: of next stages that failed this one; None where nobody is told.
         history: keeps what auditors may ask for; None keeps nothing.
+        opens: remembers over restarts what was opened; None forgets it.
     """
 
     network: Network
@@ -59,3 +61,4 @@ class StageContext:
     checkpoint_s: float = CHECKPOINT_S
     reports: FailureReports | None = None
     history: History | None = None
+    opens: OpenJournal | None = None

@@ -51,13 +51,21 @@ class HistoryReader:
 
     Args:
         receive: its next frame; see `next`.
+        receipt: the newest of the audited stage that it shows, unverified.
 
     Attributes:
         opened: the hash of the chain-open that it shows.
         body: the chain-open.
     """
 
-    def __init__(self, order: m.AuditOrder, raw_open: bytes, receive: Callable[[], Awaitable[Frame]]) -> None:
+    def __init__(
+        self,
+        order: m.AuditOrder,
+        raw_open: bytes,
+        receive: Callable[[], Awaitable[Frame]],
+        receipt: bytes | None,
+    ) -> None:
+        self.receipt = receipt
         self.opened = open_hash(raw_open)
         self.body = _open_of(raw_open, order)
         self._receive = receive
@@ -103,8 +111,9 @@ class _Shown:
     these hold here too. Else rows under another dtype, or a draw that is left out, would make a liar of the stage that is audited.
     """
 
-    def __init__(self, stream: Stream, order: m.AuditOrder, dtype: DType) -> None:
+    def __init__(self, stream: Stream, order: m.AuditOrder, dtype: DType, positions: int) -> None:
         self._order = order
+        self._positions = positions
         self._dtype = dtype
         self._reader = FrameReader(stream, self._wants)
         self._position = 0
@@ -114,7 +123,7 @@ class _Shown:
         with trio.move_on_after(HISTORY_REQUEST_S):
             frame = await self._reader.receive()
             if frame is None:
-                raise CacheMiss(f"the history ends at position {self._position} of {self._order.positions}")
+                raise CacheMiss(f"the history ends at position {self._position} of {self._positions}")
             if not isinstance(frame, Frame):
                 raise StreamReset("a frame of the history was damaged")
             self._position += frame.rows
@@ -125,7 +134,7 @@ class _Shown:
         order = self._order
         if header.kind is not Kind.STEP or (header.session, header.epoch) != (order.session, order.epoch):
             raise MalformedMessage(f"a {header.kind.name} frame where steps of the audited session are expected")
-        if header.position != self._position or header.position + header.rows > order.positions:
+        if header.position != self._position or header.position + header.rows > self._positions:
             raise MalformedMessage(f"rows from position {header.position} on, where {self._position} is next")
         if header.trace_entries:
             raise MalformedMessage("a trace in a history")
@@ -137,7 +146,7 @@ class _Shown:
         return True
 
 
-def _own_history(context: StageContext, order: m.AuditOrder, side: m.HistorySide) -> HistoryReader:
+def _own_history(context: StageContext, order: m.AuditOrder, side: m.HistorySide, positions: int) -> HistoryReader:
     """What this node kept itself.
 
     Raises:
@@ -145,19 +154,19 @@ def _own_history(context: StageContext, order: m.AuditOrder, side: m.HistorySide
     """
     key = TrackKey(SessionId(order.session), order.epoch, side, PeerId(order.audited))
     track = None if context.history is None else context.history.find(key)
-    kept = 0 if track is None else track.positions(order.positions)
-    if track is None or kept < order.positions:
-        raise CacheMiss(f"this node kept {kept} positions of {order.positions} itself")
-    frames = track.frames(order.positions)
+    kept = 0 if track is None else track.positions(positions)
+    if track is None or kept < positions:
+        raise CacheMiss(f"this node kept {kept} positions of {positions} itself")
+    frames = track.frames(positions)
 
     async def receive() -> Frame:
         await trio.lowlevel.checkpoint()
         frame = next(frames, None)
         if frame is None:
-            raise CacheMiss(f"the history ends before position {order.positions}")
+            raise CacheMiss(f"the history ends before position {positions}")
         return frame
 
-    return HistoryReader(order, track.opened, receive)
+    return HistoryReader(order, track.opened, receive, track.receipt)
 
 
 def _open_of(raw: bytes, order: m.AuditOrder) -> m.ChainOpen:
@@ -178,12 +187,18 @@ def _open_of(raw: bytes, order: m.AuditOrder) -> m.ChainOpen:
 
 @asynccontextmanager
 async def open_history(
-    context: StageContext, order: m.AuditOrder, raw_order: bytes, side: m.HistorySide, dtype: DType
+    context: StageContext,
+    order: m.AuditOrder,
+    raw_order: bytes,
+    side: m.HistorySide,
+    dtype: DType,
+    positions: int | None = None,
 ) -> AsyncIterator[HistoryReader]:
     """Ask the neighbour on ``side`` of the audited stage for what it kept.
 
     Args:
         dtype: of the rows that crossed there.
+        positions: how many are needed; the order's, or up to what the newest receipt covers.
 
     Raises:
         TransportError: it cannot be reached, or does not answer in time.
@@ -193,15 +208,16 @@ async def open_history(
     peer, addresses = PeerId(order.upstream), order.upstream_addresses
     if side == "output":
         peer, addresses = PeerId(order.downstream), order.downstream_addresses
+    positions = order.positions if positions is None else positions
     if peer == context.key.peer_id:
-        yield _own_history(context, order, side)
+        yield _own_history(context, order, side, positions)
         return
     now_ms = context.clock.unix_ms()
     sequence = context.sequencer.next(m.HISTORY_REQUEST, now_ms)
     request = seal(
         context.key,
         m.HISTORY_REQUEST,
-        m.HistoryRequest(order=raw_order, side=side),
+        m.HistoryRequest(order=raw_order, side=side, beyond=positions > order.positions),
         sequence=sequence,
         now_ms=now_ms,
         audience=peer,
@@ -222,9 +238,9 @@ async def open_history(
         head = _opened(context, peer, answer, sequence)
         if (head.session, head.epoch, head.side) != (order.session, order.epoch, side):
             raise RemoteProtocolError("a history of another session, or of its other side")
-        if head.positions < order.positions:
-            raise CacheMiss(f"{peer} kept {head.positions} positions of {order.positions}")
-        yield HistoryReader(order, head.open, _Shown(stream, order, dtype).receive)
+        if head.positions < positions:
+            raise CacheMiss(f"{peer} kept {head.positions} positions of {positions}")
+        yield HistoryReader(order, head.open, _Shown(stream, order, dtype, head.positions).receive, head.receipt)
     finally:
         with trio.CancelScope(shield=True):
             await stream.reset()

@@ -97,8 +97,8 @@ class HistoryServer:
         to = peek_sequence(raw)
         try:
             with self._counted():
-                order, track = self._admit(stream.peer, raw)
-                await self._show(stream, to, order, track)
+                positions, track = self._admit(stream.peer, raw)
+                await self._show(stream, to, positions, track)
         except LocalProtocolError:
             raise
         except TessellaError as error:
@@ -115,8 +115,8 @@ class HistoryServer:
         finally:
             self._num_open -= 1
 
-    def _admit(self, auditor: PeerId, raw: bytes) -> tuple[m.AuditOrder, Track]:
-        """The order of a request, and the track that it asks for.
+    def _admit(self, auditor: PeerId, raw: bytes) -> tuple[int, Track]:
+        """How many positions a request may see, and of which track.
 
         Raises:
             RemoteProtocolError: the request or the order is malformed, forged, expired or for somebody else.
@@ -147,19 +147,20 @@ class HistoryServer:
         if track.num_reads >= MAX_HISTORY_READS:
             raise NotAuthorized(f"this was shown {track.num_reads} times already")
         track.num_reads += 1
-        return order, track
+        return (max(order.positions, track.receipted) if request.beyond else order.positions), track
 
-    async def _show(self, stream: Stream, to: int, order: m.AuditOrder, track: Track) -> None:
+    async def _show(self, stream: Stream, to: int, positions: int, track: Track) -> None:
         key = track.key
         head = m.HistoryHead(
             open=track.opened,
             session=key.session,
             epoch=key.epoch,
             side=key.side,
-            positions=track.positions(order.positions),
+            positions=track.positions(positions),
+            receipt=track.receipt,
         )
         await self._answer(stream, to, head)
-        for frame in track.frames(order.positions):
+        for frame in track.frames(positions):
             with trio.move_on_after(HISTORY_REQUEST_S) as patience:
                 await stream.send_all(encode_frame(frame))
             if patience.cancelled_caught:

@@ -13,6 +13,7 @@ from tessella_p2p.base.errors import (
     Overloaded,
     RemoteProtocolError,
     StaleEpoch,
+    StorageError,
     TessellaError,
     TooManyHopBodies,
 )
@@ -39,7 +40,8 @@ class HopServer:
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
-        self._fence = EpochFence()
+        journal = context.opens
+        self._fence = EpochFence(() if journal is None else journal.remembered(context.clock.unix_ms()))
         self._sessions: dict[LinkKey, StageSession] = {}
         self._session_over = trio.Event()
         self._streams: Counter[PeerId] = Counter()
@@ -187,6 +189,12 @@ class HopServer:
         except RemoteProtocolError as error:
             raise error.blame(link.peer) from None
         self._fence.admit(opening)
+        if self._context.opens is not None and opening.ticket is not None:
+            try:
+                self._context.opens.note(*opening.key, opening.opened_at)
+            except StorageError as error:
+                log.error("an open could not be noted", reason=str(error))
+                raise Overloaded("this node cannot write down what it opens: try another one") from error
         return opening
 
     async def _run_session(self, session: StageSession) -> None:

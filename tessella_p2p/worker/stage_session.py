@@ -194,8 +194,11 @@ class StageSession:
         except RemoteProtocolError as error:
             self._down_is_lost = True  # nothing that it signs from now on counts
             self._fail(error.blame(opening.downstream))
-        if self._meter.confirmed is not before:
+        confirmed = self._meter.confirmed
+        if confirmed is not None and confirmed is not before:
             self._unsigned_since = trio.current_time()
+            if self._tracks.sent is not None:
+                self._tracks.sent.note_receipt(confirmed.receipt, confirmed.boundary.positions)
         self._receipt_arrived.set()
 
     def lost(self, reason: TessellaError) -> None:
@@ -406,8 +409,8 @@ class StageSession:
 
     def _send_receipt(self) -> None:
         positions, digest = self._meter.input_receipt()
-        if self._opening.index == 0 or positions == self._receipted:
-            return  # the entry proves nothing, so it needs no receipt of the head
+        if positions == self._receipted or (self._opening.index == 0 and self._opening.ticket is None):
+            return  # an entry needs the receipt for audits alone, and nobody audits what nobody is paid for
         body = m.ReceiptBody(
             request_id=self._opening.body.request_id,
             session=self._opening.body.session,

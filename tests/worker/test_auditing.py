@@ -188,14 +188,15 @@ WRONG_HISTORIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("show", WRONG_HISTORIES.values(), ids=WRONG_HISTORIES)
 @pytest.mark.parametrize("stage", [1, 2], ids=["middle", "tail"])
-async def test_a_neighbour_that_shows_something_else_gets_nobody_into_trouble(
+async def test_a_neighbour_that_shows_something_else_without_a_receipt_is_the_one_who_withholds(
     clock: VirtualClock, stage: int, show: Any
 ) -> None:
     played = play(sampling=m.Sampling(seed=7, temperature=1.0))
     async with audit_world(clock, stage) as world:
         world.keep(show(played))
         positions = min(played.positions(), show(played).positions())
-        await refused(world, world.order(played, positions=positions), "history_mismatch", None)
+        upstream = world.upstream.key.peer_id
+        await refused(world, world.order(played, positions=positions), "history_mismatch", upstream)
 
 
 async def test_draws_that_were_not_asked_for_cannot_be_blamed_on_a_tail(clock: VirtualClock) -> None:
@@ -204,7 +205,7 @@ async def test_draws_that_were_not_asked_for_cannot_be_blamed_on_a_tail(clock: V
     assert [frame.body for frame in lying.frames[2]] == [frame.body for frame in played.frames[2]], "the same rows"
     async with audit_world(clock, 2) as world:
         world.keep(lying)
-        await refused(world, world.order(played), "history_mismatch", None)
+        await refused(world, world.order(played), "history_mismatch", world.upstream.key.peer_id)
 
 
 def without_draws(frames: list[Frame]) -> list[Frame]:

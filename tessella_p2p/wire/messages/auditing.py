@@ -33,7 +33,7 @@ from tessella_p2p.wire.messages.types import (
 AuditId = Annotated[bytes, Field(min_length=16, max_length=16)]
 Comparison = Literal["bitwise", "tolerance"]
 """How outputs are compared: within a drift class by their keyed digest, across classes by the measured tolerance of the pair."""
-Outcome = Literal["computed", "inconclusive"]
+Outcome = Literal["computed", "contradicted", "inconclusive"]
 
 
 class CanaryNamed(Message):
@@ -91,6 +91,10 @@ class AuditReport(Message):
     recomputation up to the order's positions; ``canary_digests`` of what the order's ``scale`` canaries would have answered. By
     tolerance ``error_ppm`` is the largest deviation that it measured, in millionths of the largest magnitude of its own output.
 
+    ``contradicted``: the upstream peer showed another history than the one of ``input_digest``, and ``receipt``, which the audited
+    worker signed, covers that history. It holds a keyed digest; where the proof states one of the same position, the two signatures
+    of the worker contradict each other, whoever brings them.
+
     ``inconclusive``: ``code`` says why, and ``withheld_by`` who of the order's upstream and downstream did not show what it has to.
     """
 
@@ -100,6 +104,7 @@ class AuditReport(Message):
     output_digest: Digest | None = None
     error_ppm: Count | None = None
     canary_digests: Annotated[tuple[CanaryDigest, ...], Field(max_length=MAX_CANARIES_NAMED)] = ()
+    receipt: Sealed | None = None
     withheld_by: Peer | None = None
     code: Name | None = None
     reason: Reason | None = None
@@ -112,18 +117,21 @@ HistorySide = Literal["input", "output"]
 class HistoryRequest(Message):
     """An auditor asks a neighbour of the audited stage for what it kept. Domain `HISTORY_REQUEST`, audience the neighbour.
 
-    ``side`` is ``input`` for what it sent to the audited stage, ``output`` for what it received of it.
+    ``side`` is ``input`` for what it sent to the audited stage, ``output`` for what it received of it. ``beyond`` the order's
+    positions the rows are shown that the audited stage's newest receipt covers: where the beginning is not what it proved to have
+    received.
     """
 
     order: Sealed
     side: HistorySide
+    beyond: bool = False
 
 
 class HistoryHead(Message):
     """What a neighbour kept; the rows follow it on the stream, as hop frames without a trace.
 
     ``open`` is the chain-open, which the requester signed: it has the digest key and how the tail drew. ``positions`` is how far the
-    rows go, at most the order's.
+    rows go, at most the order's, or the receipt's. ``receipt`` is the newest that the audited stage signed for what it was sent.
     """
 
     kind: Literal["history_head"] = "history_head"
@@ -132,6 +140,7 @@ class HistoryHead(Message):
     epoch: Epoch
     side: HistorySide
     positions: Positions
+    receipt: Sealed | None = None
 
 
 class HistoryRefused(Message):
