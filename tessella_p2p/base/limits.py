@@ -499,12 +499,16 @@ HISTORY_FRAME_BYTES = 128
 """What a kept frame costs beside its rows."""
 MAX_HISTORY_TRACKS = 4096
 MAX_HISTORY_READS = 8
-"""How often one direction of one session is shown."""
+"""How often one direction of one session is shown to one auditor."""
+MAX_HISTORY_READERS = 16
+"""To how many auditors: more than one audit asks, and a second one of the same proof."""
 HISTORY_SHOWN_PER_S = 1.0
 HISTORY_SHOWN_BURST = 8
 """Requests for history of one peer."""
 MAX_HISTORY_STREAMS = 4
 """Histories that one node shows at a time."""
+MAX_AUDITOR_STREAMS = 2
+"""Of those, to one auditor: the one that it reads, and the one that it broke off."""
 HISTORY_REQUEST_S = 10.0
 """From a history stream's first byte to its request, and how long one frame may take."""
 MAX_WAITING_AUDITS = 4

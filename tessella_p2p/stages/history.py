@@ -21,6 +21,8 @@ from tessella_p2p.base.limits import (
     HISTORY_FRAME_BYTES,
     HISTORY_TRACK_BYTES,
     HISTORY_TTL_S,
+    MAX_HISTORY_READERS,
+    MAX_HISTORY_READS,
     MAX_HISTORY_TRACKS,
 )
 from tessella_p2p.stages.engine import Buffer
@@ -49,7 +51,6 @@ class Track:
     Attributes:
         key: what it is.
         opened: the chain-open's envelope.
-        num_reads: how often it was shown.
         num_bytes: what it keeps in memory.
         ended_at: when its session was over; None while it runs.
         receipt: the newest that the audited stage signed, of what it was sent; None while there is none.
@@ -61,12 +62,12 @@ class Track:
         "_dtype",
         "_history",
         "_is_open",
+        "_reads",
         "_row_bytes",
         "_rows",
         "ended_at",
         "key",
         "num_bytes",
-        "num_reads",
         "opened",
         "receipt",
         "receipted",
@@ -75,12 +76,12 @@ class Track:
     def __init__(self, history: History, key: TrackKey, opened: bytes) -> None:
         self.key = key
         self.opened = opened
-        self.num_reads = 0
         self.num_bytes = 0
         self.ended_at: float | None = None
         self.receipt: bytes | None = None
         self.receipted = 0
         self._history = history
+        self._reads: dict[PeerId, int] = {}
         self._data: list[Buffer] = []  # of each step, something that ends with its rows
         self._rows = array("i")  # of each step how many; negative where a draw follows
         self._row_bytes = 0
@@ -118,6 +119,14 @@ class Track:
             self.ended_at = now
         if not self._data:
             self._history.drop(self)
+
+    def read_by(self, auditor: PeerId) -> bool:
+        """Whether ``auditor`` may read it once more, which counts. Each has its own reads: nobody uses up those of the others."""
+        reads = self._reads.get(auditor, 0)
+        if reads >= MAX_HISTORY_READS or (not reads and len(self._reads) >= MAX_HISTORY_READERS):
+            return False
+        self._reads[auditor] = reads + 1
+        return True
 
     def dropped(self) -> None:
         """It made room for others; nothing is kept any more."""

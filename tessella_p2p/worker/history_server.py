@@ -1,11 +1,13 @@
 """The serving half of ``/tessella/history/1`` (shell): what this node kept, shown to the auditor that an order names.
 
 History is rows of a client's prompt, so it is shown to nobody else: the order has to be one of a pinned orchestrator, for this auditor,
-for a session that this node was a neighbour in, and not past its time; and each direction of a session is shown a few times only.
+for a session that this node was a neighbour in, and not past its time; and each direction of a session is shown to each auditor a few
+times only.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,8 +30,8 @@ from tessella_p2p.base.limits import (
     HISTORY_REQUEST_S,
     HISTORY_SHOWN_BURST,
     HISTORY_SHOWN_PER_S,
+    MAX_AUDITOR_STREAMS,
     MAX_ENVELOPE_BYTES,
-    MAX_HISTORY_READS,
     MAX_HISTORY_STREAMS,
 )
 from tessella_p2p.dht.rate_limit import RateLimit
@@ -71,7 +73,7 @@ class HistoryServer:
         self._history = history
         self._pins = pins
         self._rate: RateLimit[PeerId] = RateLimit(HISTORY_SHOWN_PER_S, HISTORY_SHOWN_BURST)
-        self._num_open = 0
+        self._open: Counter[PeerId] = Counter()
         self.shown = 0
         """Histories that were shown to their end."""
 
@@ -96,7 +98,7 @@ class HistoryServer:
             return
         to = peek_sequence(raw)
         try:
-            with self._counted():
+            with self._counted(stream.peer):
                 positions, track = self._admit(stream.peer, raw)
                 await self._show(stream, to, positions, track)
         except LocalProtocolError:
@@ -106,14 +108,17 @@ class HistoryServer:
             await self._answer(stream, to, m.HistoryRefused(code=error.code, reason=str(error)[:_MAX_REASON_CHARS]))
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._num_open >= MAX_HISTORY_STREAMS:
-            raise Overloaded(f"{self._num_open} histories are being shown already; try again")
-        self._num_open += 1
+    def _counted(self, auditor: PeerId) -> Iterator[None]:
+        """One auditor cannot hold what the others need: who reads nothing has its place for a while."""
+        if self._open.total() >= MAX_HISTORY_STREAMS or self._open[auditor] >= MAX_AUDITOR_STREAMS:
+            raise Overloaded(f"{self._open.total()} histories are being shown already; try again")
+        self._open[auditor] += 1
         try:
             yield
         finally:
-            self._num_open -= 1
+            self._open[auditor] -= 1
+            if not self._open[auditor]:
+                del self._open[auditor]
 
     def _admit(self, auditor: PeerId, raw: bytes) -> tuple[int, Track]:
         """How many positions a request may see, and of which track.
@@ -144,9 +149,8 @@ class HistoryServer:
         track = self._history.find(TrackKey(SessionId(order.session), order.epoch, request.side, audited))
         if track is None:
             raise CacheMiss("nothing is kept of this session, or not any more")
-        if track.num_reads >= MAX_HISTORY_READS:
-            raise NotAuthorized(f"this was shown {track.num_reads} times already")
-        track.num_reads += 1
+        if not track.read_by(auditor):
+            raise NotAuthorized("this was shown to you, or to others, as often as it is shown")
         return (max(order.positions, track.receipted) if request.beyond else order.positions), track
 
     async def _show(self, stream: Stream, to: int, positions: int, track: Track) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 
 from tessella_p2p.base.errors import StreamReset
-from tessella_p2p.base.limits import HISTORY_REQUEST_S, HISTORY_SHOWN_BURST, HISTORY_TTL_S, MAX_HISTORY_READS
+from tessella_p2p.base.limits import (
+    HISTORY_REQUEST_S,
+    HISTORY_SHOWN_BURST,
+    HISTORY_TTL_S,
+    MAX_AUDITOR_STREAMS,
+    MAX_HISTORY_READS,
+    MAX_HISTORY_STREAMS,
+    MIB,
+)
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.memory import MemoryNetwork
 from tessella_p2p.net.network import Stream
@@ -18,8 +27,9 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import open_envelope, seal
 from tessella_p2p.wire.frames import Frame
+from tessella_p2p.wire.keys import NodeKey
 from tests.stages.openings import ORCHESTRATOR, STAGES, STRANGER, key_of
-from tests.worker.audit_world import AUDITOR, AuditWorld, audit_world, play
+from tests.worker.audit_world import AUDITOR, AuditWorld, Played, audit_world, play
 
 
 @pytest.fixture
@@ -49,7 +59,7 @@ async def answered(world: AuditWorld, raw: bytes) -> m.HistoryHead | m.HistoryRe
     return await answer_on(stream, world)
 
 
-async def answer_on(stream: Stream, world: AuditWorld) -> m.HistoryHead | m.HistoryRefused:
+async def answer_on(stream: Stream, world: AuditWorld, key: NodeKey = AUDITOR) -> m.HistoryHead | m.HistoryRefused:
     with trio.fail_after(100):
         answer = await receive_message(stream)
     assert answer is not None
@@ -57,7 +67,7 @@ async def answer_on(stream: Stream, world: AuditWorld) -> m.HistoryHead | m.Hist
         answer,
         m.HISTORY,
         now_ms=world.clock.unix_ms(),
-        audience=AUDITOR.peer_id,
+        audience=key.peer_id,
         signer=world.upstream.key.peer_id,
     ).message(m.HistoryAnswer)
     assert opened.to == 5
@@ -160,7 +170,7 @@ async def test_who_asks_for_nothing_is_not_waited_for(clock: VirtualClock) -> No
         assert trio.current_time() - began == pytest.approx(HISTORY_REQUEST_S, abs=1.0)
 
 
-async def test_one_direction_of_a_session_is_shown_a_few_times_only(clock: VirtualClock) -> None:
+async def test_one_direction_of_a_session_is_shown_to_one_auditor_a_few_times_only(clock: VirtualClock) -> None:
     played = play()
     async with audit_world(clock, 1) as world:
         world.keep(played)
@@ -171,6 +181,45 @@ async def test_one_direction_of_a_session_is_shown_a_few_times_only(clock: Virtu
         answer = await answered(world, request(world, raw))
         assert isinstance(answer, m.HistoryRefused)
         assert answer.code == "not_authorized"
+
+
+async def as_second_auditor(world: AuditWorld, played: Played) -> m.HistoryHead | m.HistoryRefused:
+    """What another auditor of the same session is shown."""
+    key = key_of("second auditor")
+    order = world.order(played, auditor=key.peer_id, report_before=world.clock.unix_ms() + 10**6)
+    async with MemoryNetwork.open(world.fabric, key.peer_id) as network:
+        stream = await connect(world, network)
+        await send_message(stream, request(world, world.seal(order), key=key))
+        return await answer_on(stream, world, key)
+
+
+async def test_an_auditor_cannot_use_up_what_others_may_read(clock: VirtualClock) -> None:
+    """Else an accomplice reads until nobody else can say anything, and who told the truth about a liar stands alone."""
+    played = play()
+    async with audit_world(clock, 1) as world:
+        world.keep(played)
+        raw = world.seal(world.order(played, report_before=world.clock.unix_ms() + 10**6))
+        for _ in range(MAX_HISTORY_READS + 1):
+            await answered(world, request(world, raw))
+            await quiet(2.0)
+        assert isinstance(await as_second_auditor(world, played), m.HistoryHead)
+
+
+async def test_an_auditor_cannot_hold_all_the_streams_that_others_may_read_on(clock: VirtualClock) -> None:
+    played = play()
+    rows = [replace(played.frames[1][0], position=at, rows=1, body=bytes(MIB)) for at in range(played.positions())]
+    played = replace(played, frames=[played.frames[0], rows, played.frames[2]])
+    async with audit_world(clock, 1) as world:
+        world.keep(played)
+        raw = world.seal(world.order(played, report_before=world.clock.unix_ms() + 10**6))
+        answers = []
+        for _ in range(MAX_HISTORY_STREAMS):
+            stream = await connect(world)  # the head is read, and none of the rows
+            await send_message(stream, request(world, raw))
+            answers.append(await answer_on(stream, world))
+        refused = [answer for answer in answers if isinstance(answer, m.HistoryRefused)]
+        assert [answer.code for answer in refused] == ["overloaded"] * (MAX_HISTORY_STREAMS - MAX_AUDITOR_STREAMS)
+        assert isinstance(await as_second_auditor(world, played), m.HistoryHead)
 
 
 async def test_a_peer_that_asks_too_often_is_not_read(clock: VirtualClock) -> None:
