@@ -26,12 +26,13 @@ from tessella_p2p.base.errors import (
     LocalProtocolError,
     Overloaded,
     RemoteProtocolError,
+    Replayed,
     StorageError,
     TessellaError,
     WorkerNotAuthorized,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S, REPAIR_AFTER_S
+from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S, REPAIR_AFTER_S, REQUEST_TTL_MS
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.evidence import SettlementTerms
 from tessella_p2p.ledger.mirrors import Mirrors
@@ -135,6 +136,7 @@ class Orchestrator:
         self.allow = allow
         """The allow-list; it may be replaced while the orchestrator runs."""
         self._guard = ReplayGuard()
+        self._began_ms = clock.unix_ms()
         rules = rules or MemberRules()
         self.catalogue = Catalogue(models, min_claim_mb=rules.min_claim_mb)
         layers = self.catalogue.total_layers
@@ -350,6 +352,10 @@ class Orchestrator:
         now_ms = context.clock.unix_ms()
         self.outcomes["signatures_verified"] += 1  # here and nowhere before: who is not admitted costs no verification
         envelope = open_envelope(raw, m.REQUEST, now_ms=now_ms, audience=context.key.peer_id, signer=signer)
+        if peer is None and 0 < self._began_ms - envelope.issued_at <= REQUEST_TTL_MS:
+            # The guard forgets at a restart. A stream has its signer at the other end; here anybody may show what he recorded. What is
+            # older than that has expired, unless the clock was set back since.
+            raise Replayed(f"a request of {signer} from before this orchestrator began: sign it again")
         self._guard.check(envelope, now_ms)
         return signer, envelope.message(m.RequestBody).body
 

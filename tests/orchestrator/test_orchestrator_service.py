@@ -20,6 +20,7 @@ from tessella_p2p.base.errors import (
     NotAuthorized,
     Overloaded,
     RemoteProtocolError,
+    Replayed,
     StreamReset,
     UnknownModel,
 )
@@ -458,6 +459,29 @@ def test_hostile_requests_are_refused_with_a_signed_answer(tmp_path: Path) -> No
         assert isinstance(answer, Refused)
         assert answer.code == "expired"
         assert isinstance(await made.raw("worker", made.request("worker", 7)), Credits)
+
+    run_bench(scenario, tmp_path)
+
+
+def test_a_request_from_before_a_restart_is_taken_from_its_signer_alone(tmp_path: Path) -> None:
+    """The replay guard is empty after a restart; over HTTP whoever recorded a request could show it once more."""
+
+    async def scenario(made: Bench) -> None:
+        recorded, new = (
+            seal(
+                key_of("worker"),
+                REQUEST,
+                RequestBody(body=ReadCredits()),
+                sequence=at,
+                now_ms=at,
+                audience=ORCHESTRATOR.peer_id,
+            )
+            for at in (NOW - 1, NOW)
+        )
+        with pytest.raises(Replayed, match="before this orchestrator began"):
+            await made.orchestrator.handle(recorded, None)
+        assert isinstance(await made.orchestrator.handle(new, None), Credits)
+        assert isinstance(await made.raw("worker", recorded), Credits)
 
     run_bench(scenario, tmp_path)
 
