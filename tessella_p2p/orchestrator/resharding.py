@@ -131,7 +131,11 @@ class Resharding:
         """The repair that is due, if any."""
         if self._repair_after_s is None:
             return None
-        for mesh in self._meshes():
+        meshes = self._meshes()
+        for known in (self._hole_since, self._repaired_at):
+            for gone in known.keys() - meshes:
+                del known[gone]
+        for mesh in meshes:
             plan = self._repair_of(mesh, now)
             if not plan.moves:
                 self._hole_since.pop(mesh, None)

@@ -87,7 +87,7 @@ class Roster:
         return mesh in self._complete
 
     def complete(self, mesh: Mesh) -> None:
-        """Enough workers of a mesh have registered; it stays so."""
+        """Enough workers of a mesh have registered; it stays so, as long as one of them is remembered."""
         self._complete.add(mesh)
 
     def _set(self, member: Member) -> None:
@@ -107,6 +107,7 @@ class Roster:
         del mesh[member.peer_id]
         if not mesh:
             del self._meshes[mesh_of(member)], self._taken[mesh_of(member)]
+            self._complete.discard(mesh_of(member))  # drift classes are anybody's words: there is no end of them
 
     def _count(self, member: Member, change: int) -> None:
         """Count what a member takes, so that a registration in a mesh of thousands need not."""

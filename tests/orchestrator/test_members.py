@@ -142,6 +142,17 @@ def test_a_recipe_that_is_not_served_is_refused() -> None:
         worker.register(recipe="int4")
 
 
+def test_a_mesh_that_nobody_is_in_any_more_takes_no_room() -> None:
+    """Anybody can make up drift classes, and register under one after the other."""
+    model = ServedModel(MODEL_ID, ROOT, bytes(range(32, 64)), 30, {("torch-f32", "*"): TERMS})
+    members = Members(ORCHESTRATOR, Catalogue([model]))
+    worker = PaperWorker(members, "worker")
+    for number in range(50):
+        worker.register(recipe=f"torch-f32@{number}")
+    assert len(members.meshes()) == 1
+    assert len(members._roster._complete) == 1
+
+
 def test_drift_classes_of_a_recipe_are_meshes_of_their_own_under_the_same_terms() -> None:
     """Two machines whose bits may differ never share a chain: each class gets the whole model."""
     model = ServedModel(MODEL_ID, ROOT, bytes(range(32, 64)), 30, {("torch-f32", "*"): TERMS})
