@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from tessella_p2p.base.errors import Overloaded, RefusalError, RemoteProtocolError, TransportError
+from tessella_p2p.base.errors import Overloaded, RefusalError, RemoteProtocolError, TransportError, UnknownModel
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import (
     MAX_ENVELOPE_BYTES,
@@ -93,7 +93,7 @@ class Topology:
                     await self._tell(stream, subscription)
                     scope.cancel()
             finally:
-                if self._streams[key] is scope:
+                if self._streams.get(key) is scope:  # the one in its place may be over already
                     del self._streams[key]
 
     async def _accept(self, stream: Stream) -> _Subscription | None:
@@ -129,6 +129,8 @@ class Topology:
                     await self._send(stream, subscription, m.Acknowledged())
         except TransportError as error:
             _LOG.info("subscriber_lost", peer=stream.peer, reason=str(error))
+        except UnknownModel as error:
+            _LOG.info("subscriber_let_go", peer=stream.peer, reason=str(error))
         except trio.TooSlowError:
             _LOG.info("subscriber_lost", peer=stream.peer, reason="it reads too slowly")
 

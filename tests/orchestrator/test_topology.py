@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -34,6 +34,7 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.net.framing import receive_message, send_message
+from tessella_p2p.net.memory import MemoryNetwork
 from tessella_p2p.net.network import Stream
 from tessella_p2p.orchestrator.news import Listing, News
 from tessella_p2p.wire import messages as m
@@ -309,6 +310,59 @@ def test_a_subscriber_that_says_nothing_holds_no_place(tmp_path: Path) -> None:
         await raw_stream(made, "silent")
         await pass_time(60.0)
         assert made.orchestrator.topology.num_streams == 0
+
+    run_bench(scenario, tmp_path)
+
+
+class SlowToEnd:
+    """A subscriber's stream whose end takes a while: what is being sent is not cut."""
+
+    def __init__(self, message: bytes) -> None:
+        self.peer = key_of("reader").peer_id
+        self.left = bytearray(len(message).to_bytes(4, "big") + message)
+        self.released = trio.Event()
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        if not self.left:
+            await trio.sleep_forever()
+        part = bytes(self.left[:max_bytes])
+        del self.left[:max_bytes]
+        return part
+
+    async def send_all(self, data: bytes) -> None:
+        with trio.CancelScope(shield=True):
+            await self.released.wait()
+
+
+def test_a_stream_that_was_replaced_may_end_after_the_one_in_its_place(tmp_path: Path) -> None:
+    async def scenario(made: Bench) -> None:
+        serve = made.orchestrator.topology.serve
+        old = SlowToEnd(sealed(made, "reader"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, cast(Stream, old))
+            await pass_time(0.1)
+            new = await raw_stream(made, "reader")
+            await send_message(new, sealed(made, "reader", sequence=2))
+            await pass_time(0.5)
+            await new.reset()
+            await pass_time(0.5)
+            assert made.orchestrator.topology.num_streams == 0
+            old.released.set()
+
+    run_bench(scenario, tmp_path)
+
+
+def test_a_model_that_is_not_served_any_more_ends_its_streams_in_order(tmp_path: Path) -> None:
+    async def scenario(made: Bench) -> None:
+        reader = await subscriber(made, "reader")
+        assert reader.lists
+        del made.orchestrator.catalogue._by_root[ROOT]
+        await pass_time(TOPOLOGY_REFRESH_S + 5.0)
+        assert made.orchestrator.topology.num_streams == 0
+        assert isinstance(reader.ended, StreamReset)
+        network = made.orchestrator._context.network
+        assert isinstance(network, MemoryNetwork)
+        assert network.handler_failures == 0
 
     run_bench(scenario, tmp_path)
 
