@@ -5,22 +5,30 @@
                                                                   └─────────────────────────────────────┘
 
 Each method is durable when it returns. They block (a commit waits for the disk), so the caller decides about threads. Held proofs are
-kept apart, so that they do not stand in the way of new ones; the caller calls `requeue_held` at most daily. Likewise the proofs of each
-orchestrator: a proof settles only where its ticket was minted, and one that cannot be reached holds up no other's.
+kept apart, so that they do not stand in the way of new ones; the caller calls `requeue_held` and `drop_overdue` at most daily. Likewise
+the proofs of each orchestrator: a proof settles only where its ticket was minted, and one that cannot be reached holds up no other's.
 
 Keys are the minter's peer id, the session (16 bytes) and the epoch (4 bytes).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage, StorageError, VersionMismatch
+from tessella_p2p.base.errors import (
+    LocalProtocolError,
+    MalformedMessage,
+    RemoteProtocolError,
+    StorageError,
+    VersionMismatch,
+)
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_PROOF_BATCH_BYTES, MAX_PROOF_BYTES, PROOF_LOG_MAP_BYTES
 from tessella_p2p.ledger.environment import Environment, Transaction
-from tessella_p2p.wire.envelope import peek_audience
+from tessella_p2p.wire.envelope import open_envelope, peek_audience
+from tessella_p2p.wire.messages import PROOF
 
 SCHEMA = 2
 """2 put the minter into the keys."""
@@ -176,6 +184,27 @@ class ProofLog:
                 transaction.delete(_HELD, key)
         return len(rows)
 
+    def drop_overdue(self, now_ms: int) -> int:
+        """Drop proofs that have expired and so can settle nowhere any more, where nobody would say so: their minter is gone. They count
+        as refused; returns how many they were.
+        """
+        num = 0
+        for table in (_PENDING, _HELD):
+            after = b""
+            while rows := self._page(table, after):
+                overdue = [key for key, row in rows if _expires_at(table, key, row) <= now_ms]
+                with self._environment.write() as transaction:
+                    for key in overdue:
+                        transaction.delete(table, key)
+                    transaction.set_number("refused", (transaction.number("refused") or 0) + len(overdue))
+                num += len(overdue)
+                after = rows[-1][0] + b"\0"
+        return num
+
+    def _page(self, table: str, after: bytes) -> list[tuple[bytes, bytes]]:
+        with self._environment.read() as transaction:
+            return transaction.scan(table, after, _PAGE)
+
     def counts(self) -> ProofCounts:
         """How many proofs are in which state."""
         with self._environment.read() as transaction:
@@ -206,6 +235,15 @@ def _key(minter: PeerId, session: bytes, epoch: int, proof: bytes) -> bytes:
             f"a session of {len(session)} bytes with a proof of {len(proof)}; 16 and at most {MAX_PROOF_BYTES} are right"
         )
     return minter.encode("ascii") + session + epoch.to_bytes(4, "big")
+
+
+def _expires_at(table: str, key: bytes, row: bytes) -> float:
+    """When the sealed proof in a row expires, Unix milliseconds; a row that holds none is kept."""
+    raw = row.partition(b"\0")[2] if table == _HELD else row
+    try:
+        return open_envelope(raw, PROOF, now_ms=None, audience=_parts(key)[0]).expires_at
+    except RemoteProtocolError:
+        return math.inf
 
 
 def _parts(key: bytes) -> tuple[PeerId, bytes, int]:

@@ -107,8 +107,15 @@ class ProofWriter:
                 log.warning("proofs wait for an orchestrator that is not pinned any more", orchestrator=minter)
 
     async def _retry_held(self) -> None:
-        """Send held proofs again once a day, and once after a start: a bound of the day is over, or a neighbour has proven too."""
+        """Send held proofs again once a day, and once after a start: a bound of the day is over, or a neighbour has proven too.
+
+        What is overdue by then is dropped: an orchestrator that is gone for good would never say so.
+        """
         while True:
+            num_dropped = await self._run_blocking(partial(self._log.drop_overdue, self._clock.unix_ms()))
+            if num_dropped:
+                log.warning("proofs that nobody settled in time are dropped", proofs=num_dropped)
+                self._note_change()
             counts = await self._run_blocking(self._log.counts)
             held = counts.held  # not what is held again meanwhile
             while held > 0:

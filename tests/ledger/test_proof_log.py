@@ -15,7 +15,7 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import PROOF_LOG_MAP_BYTES
 from tessella_p2p.ledger.environment import Environment
 from tessella_p2p.ledger.proof_log import Checkpoint, PendingProof, ProofCounts, ProofLog
-from tests.ledger.proving import ORCHESTRATOR, WORKERS, key_of, proof_body, seal_proof
+from tests.ledger.proving import NOW, ORCHESTRATOR, WEEK, WORKERS, key_of, proof_body, seal_proof
 
 PROJECT = Path(__file__).parents[2]
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -70,6 +70,19 @@ def test_an_answered_proof_leaves_the_log_and_is_counted(log: ProofLog, status: 
     assert log.pending(MINTER, 10) == []
     refused = int(status == "refused")
     assert log.counts() == ProofCounts(open=0, pending=0, settled=1 - refused, held=0, refused=refused, micro_credits=7)
+
+
+def test_proofs_that_can_settle_no_more_leave_the_log_though_nobody_answers(log: ProofLog) -> None:
+    minter = ORCHESTRATOR.peer_id
+    proof = seal_proof(proof_body(), WORKERS[1])
+    for epoch in range(2):
+        log.put_proof(minter, ONE, epoch, proof)
+    log.settle(minter, ONE, 1, "held", 0, "no_receipt")
+    log.put_proof(minter, TWO, 0, b"no proof")
+    assert log.drop_overdue(NOW + WEEK - 1) == 0
+    assert log.drop_overdue(NOW + WEEK) == 2
+    assert [pending.session for pending in log.pending(minter, 10)] == [TWO]
+    assert (log.counts().held, log.counts().refused) == (0, 2)
 
 
 def test_an_orchestrator_that_boasts_breaks_no_counter(log: ProofLog) -> None:

@@ -13,7 +13,7 @@ import trio
 
 from simulations.mesh import SimulatedClock
 from tessella_p2p.base.errors import StorageError
-from tessella_p2p.base.limits import HELD_RETRY_S
+from tessella_p2p.base.limits import HELD_RETRY_S, TICKET_OPEN_S, TICKET_SETTLE_S
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.stages.work import WorkMeter, seal_receipt
@@ -125,6 +125,20 @@ async def test_held_proofs_are_sent_again_after_a_start_and_then_once_a_day(
             assert here.log.counts().held == num_held
             await pass_time(20.0)
             assert here.log.counts().pending == num_held
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_proof_that_nobody_ever_settles_leaves_the_log_once_it_is_overdue(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    async with disk(tmp_path, clock) as (here, writer):
+        await writer.prove(opened(0, ticket=ticket()), confirmed_meter())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            await pass_time(TICKET_OPEN_S + TICKET_SETTLE_S - 10.0)
+            assert here.log.counts().pending == 1
+            await pass_time(HELD_RETRY_S)
+            assert (here.log.counts().pending, here.log.counts().refused) == (0, 1)
             nursery.cancel_scope.cancel()
 
 
