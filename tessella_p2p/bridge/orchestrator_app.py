@@ -198,6 +198,8 @@ class _Surface:
             if one_row == ("peer_id" not in given):
                 raise InvalidRequest("give one peer_id, or all=true", "peer_id")
         if route.method == "POST":
+            if given:  # one that passed over `dry_run=true` would do what was not asked
+                raise InvalidRequest("this route takes no parameters: what is asked is in the body", "query")
             check_content_type(request.headers.get("content-type"), JSON)
             message: Any = message_of_json(route, await request.body())
         else:

@@ -459,6 +459,16 @@ async def test_a_bad_field_of_the_operators_json_is_named(tmp_path: Path, path: 
         assert error["param"] == param
 
 
+@pytest.mark.parametrize("path", [route.path for route in OPERATOR if route.method == "POST"])
+async def test_what_an_operator_posts_is_in_the_body_and_a_query_is_not_passed_over(tmp_path: Path, path: str) -> None:
+    """``/rebalance?dry_run=true`` is not to move a mesh."""
+    async with world(tmp_path) as mesh:
+        answered = await mesh.operate("POST", path, b"", dry_run="true")
+    assert answered.status == 400
+    with error_shape(answered) as error:
+        assert error["param"] == "query"
+
+
 async def test_an_operators_body_says_that_it_is_json(tmp_path: Path) -> None:
     async with world(tmp_path) as mesh:
         body = json.dumps({"peer_id": PEER, "reason": "x", "micro_credits": 1}).encode()
