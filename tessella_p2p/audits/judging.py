@@ -12,7 +12,8 @@ conspire; a digest that only one names is a lie or a broken machine.
     another digest                                  other auditors adjudicate
     `AUDIT_QUORUM` auditors name the same one       it is the truth; whoever named another one, worker or auditor, failed
     nobody is left to be asked                      `AUDIT_QUORUM_LEAST` are enough, and for the worker its own word is one of
-                                                    them; else it is inconclusive
+                                                    them, unless others were asked and kept from saying anything; else it is
+                                                    inconclusive
     the history is not shown                        another auditor tries; then inconclusive, and counted against who withheld it
     it is another one, and the worker signed for    failed, on the worker's own two signatures: nobody has to be believed
       that at a position that its proof states
@@ -181,7 +182,7 @@ def conclude(claim: Claim, statements: Sequence[Statement], *, recheck: bool, ex
         return _passed(claim, said)
     if not exhausted:
         return None
-    if for_worker and against == 1:  # the worker's own word is the second one
+    if for_worker and against == 1 and len(said) == len(statements):  # the worker's own word is the second one
         return _passed(claim, said)
     reason = f"{for_worker} auditors found what was claimed, {against} found something else, and nobody is left to ask"
     return Conclusion(Verdict(claim.worker, "inconclusive", NOT_ADJUDICATED, reason, said[0].auditor))

@@ -184,6 +184,17 @@ def test_an_auditor_that_covers_a_liar_fails_with_it() -> None:
     assert failed(conclusion) == {WORKER, "accomplice"}
 
 
+@pytest.mark.parametrize("others", [[withheld("c"), withheld("d")], [silent("c")]], ids=["withheld", "silent"])
+def test_nobody_is_a_liar_by_the_workers_own_word_where_others_were_kept_from_saying_anything(
+    others: list[Statement],
+) -> None:
+    """Else a liar, its upstream peer and one accomplice make a liar of whoever tells the truth, however many replicas there are."""
+    said = [*lie_seen_by("honest"), names(LIE, "accomplice", truth_is=LIE), *others]
+    conclusion = ended(conclude(LYING, said, recheck=False, exhausted=True))
+    assert conclusion.worker.verdict == "inconclusive"
+    assert failed(conclusion) == set()
+
+
 def test_different_accusations_do_not_add_up() -> None:
     said = [names(LIE, "a"), names(OTHER_LIE, "b")]
     conclusion = ended(conclude(HONEST, said, recheck=False, exhausted=True))
