@@ -125,6 +125,37 @@ def test_broken_bytes_and_announced_lengths_are_refused_before_anything_is_alloc
         cbor.decode(bytes.fromhex(data))
 
 
+@pytest.mark.parametrize("data", LOOSE.values(), ids=LOOSE.keys())
+def test_the_quick_reader_is_sure_of_nothing_that_is_refused(data: str) -> None:
+    assert cbor._quickly(bytes.fromhex(data), list) is cbor._UNSURE
+
+
+MUTATIONS = VALUES.map(cbor.encode).flatmap(
+    lambda raw: st.tuples(st.just(raw), st.integers(0, len(raw) - 1), st.integers(0, 255), st.binary(max_size=2))
+)
+
+
+@given(
+    st.one_of(st.binary(max_size=64), MUTATIONS.map(lambda m: m[0][: m[1]] + bytes([m[2]]) + m[0][m[1] + 1 :] + m[3]))
+)
+@settings(max_examples=600, deadline=None)
+def test_what_the_quick_reader_is_sure_of_the_careful_one_reads_the_same(data: bytes) -> None:
+    """Also with values of every type of its own: 1 is not True, and 1.0 is not 1."""
+    for lists in (list, tuple):
+        quick = cbor._quickly(data, lists)
+        if quick is not cbor._UNSURE:
+            careful = cbor._carefully(data, MAX_CBOR_ITEMS, lists)
+            assert repr(quick) == repr(careful)
+
+
+def test_the_quick_reader_is_sure_of_what_messages_are_made_of() -> None:
+    value: dict[str, object] = {"a": [1, -1, 2**64 - 1, None, True, "text", b"bytes", {}], "bb": {"c": [[]], "dd": b""}}
+    assert cbor._quickly(cbor.encode(value), list) == value
+    for depth in range(1, MAX_CBOR_DEPTH + 3):
+        quick = cbor._quickly(cbor.encode(nested(depth)), list)
+        assert quick is cbor._UNSURE or depth <= MAX_CBOR_DEPTH
+
+
 def test_nesting_is_bounded() -> None:
     assert cbor.decode(cbor.encode(nested(MAX_CBOR_DEPTH))) == nested(MAX_CBOR_DEPTH)
     with pytest.raises(MalformedMessage, match="nested deeper"):
