@@ -21,7 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessella_p2p.base.errors import MalformedMessage, StorageError
+import structlog
+
+from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage, StorageError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MIRROR_MAP_BYTES
 from tessella_p2p.ledger.chain import Head
@@ -35,6 +37,8 @@ from tessella_p2p.ledger.federation import (
     encode_evidence,
     open_head,
 )
+
+_LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SCHEMA = 1
 _CHAIN_FOLDER = re.compile(r"chain-(\d{1,16})")
@@ -275,6 +279,7 @@ class Mirrors:
         self.mirrors: dict[PeerId, Mirror] = {}
         """By issuer; replaced, not changed, for other threads read it."""
         self._left: dict[PeerId, Mirror] = {}
+        self._unreadable: set[PeerId] = set()
         for issuer in dict.fromkeys(issuers):
             self.follow(issuer)
 
@@ -302,10 +307,35 @@ class Mirrors:
             mirror.close()
 
     def foreign(self, peer: PeerId) -> int:
-        """Micro-credits of ``peer`` elsewhere that count here: of each orchestrator up to the trust limit."""
-        return sum(min(mirror.counted(peer), self._trust_limit) for mirror in self.mirrors.values())
+        """Micro-credits of ``peer`` elsewhere that count here: of each orchestrator up to the trust limit.
+
+        A mirror that cannot be read counts for nothing: a broken folder costs its orchestrator's clients their tier here, and nobody a
+        grant.
+        """
+        return sum(min(self._counted(mirror, peer), self._trust_limit) for mirror in self.mirrors.values())
+
+    def _counted(self, mirror: Mirror, peer: PeerId) -> int:
+        try:
+            counted = mirror.counted(peer)
+        # The second one is what a damaged row of ours is: of a ledger it would be the end, of a mirror it is no more than this.
+        except (StorageError, LocalProtocolError) as error:
+            self._note_unreadable(mirror, error)
+            return 0
+        self._unreadable.discard(mirror.issuer)
+        return counted
 
     def heads(self) -> tuple[bytes, ...]:
-        """The newest sealed heads that the followed orchestrators showed here: to be passed on."""
-        heads = (mirror.signed_head() for mirror in self.mirrors.values())
+        """The newest sealed heads that the followed orchestrators showed here, as far as they can be read: to be passed on."""
+        heads = []
+        for mirror in self.mirrors.values():
+            try:
+                heads.append(mirror.signed_head())
+            except StorageError as error:
+                self._note_unreadable(mirror, error)
         return tuple(head for head in heads if head is not None)
+
+    def _note_unreadable(self, mirror: Mirror, error: Exception) -> None:
+        """Log it once, until it is read again."""
+        if mirror.issuer not in self._unreadable:
+            self._unreadable.add(mirror.issuer)
+            _LOG.error("mirror_unreadable", issuer=mirror.issuer, reason=str(error))

@@ -203,7 +203,12 @@ class Federating:
         )
 
     async def _standing(self, issuer: PeerId, followed: _Followed) -> m.FederatedPeer:
-        standing = await self._context.run_blocking(followed.mirror.standing)
+        try:
+            standing = await self._context.run_blocking(followed.mirror.standing)
+        except StorageError:  # logged by whoever counts it; the others' standing is told all the same
+            return m.FederatedPeer(
+                peer_id=issuer, state="unreachable", chain=0, cursor=0, lag=0, reason="its mirror cannot be read here"
+            )
         evidence = standing.evidence
         if evidence is not None:
             state, reason = "refused", str(Deceived(evidence))

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tessella_p2p.base.errors import NotAuthorized
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -228,6 +229,37 @@ def test_foreign_credits_lift_a_tier_up_to_the_trust_limit(tmp_path: Path) -> No
         assert (await worker.ask(m.ReadCredits(), m.Credits)).micro_credits == EARNED
 
     run_federation(scenario, tmp_path, {"A": "B", "B": "A"}, trust_limit=EARNED)
+
+
+def test_a_mirror_that_cannot_be_read_counts_for_nothing_and_refuses_nobody_a_grant(tmp_path: Path) -> None:
+    async def scenario(made: Federated) -> None:
+        made.pay("A", "request-1")
+        made.pay("C", "request-1")
+        await pass_time()
+        assert made.foreign("B") == 2 * EARNED
+        mirrors = made.running["B"].orchestrator.federating._mirrors
+        assert mirrors is not None
+        mirrors.mirrors[KEYS["A"].peer_id].close()  # what a folder is like whose disk is gone: every read raises
+        with capture_logs() as logs:
+            client = await made.client(WORKERS[1], "B")
+            for number in range(3):
+                granted = await client.ask(
+                    m.SessionGrant(
+                        request_id=f"after-{number}",
+                        model_id=MODEL_ID,
+                        manifest_root=ROOT,
+                        recipe=RECIPE,
+                        max_positions=100,
+                    ),
+                    m.Granted,
+                )
+                assert granted.tier == "Standard"  # by what C says
+        assert made.foreign("B") == EARNED
+        assert len([line for line in logs if line["event"] == "mirror_unreadable"]) == 1
+        assert (await made.standing("B", "A")).reason == "its mirror cannot be read here"
+        assert (await made.standing("B", "C")).state == "following"
+
+    run_federation(scenario, tmp_path, {"A": "B", "B": "AC", "C": "B"})
 
 
 def test_a_partition_heals_without_a_lost_or_a_doubled_credit(tmp_path: Path) -> None:
