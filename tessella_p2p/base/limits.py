@@ -400,6 +400,9 @@ RESTORED_SERIALS = 1 << 32
 RESTORED_SEQUENCES = 86_400_000_000
 """Lease serials and envelope sequences that a restored ledger leaves out: more than were ever used since the backup. A sequence is a
 microsecond or later, so these are a day ahead of the clock."""
+SETTLE_PROCESSES = 2
+"""Processes that verify proofs, where batches of them come."""
+MAX_SETTLE_PROCESSES = 64
 MAX_SETTLED_TOGETHER = 4096
 """Proofs of waiting requests that one transaction takes."""
 
@@ -533,3 +536,27 @@ REVOCATION_KEPT_S = LEASE_TTL_S + TICKET_OPEN_S + TICKET_SETTLE_S
 """How long it is remembered: after that no work under the revoked leases can be settled any more."""
 MAX_REMEMBERED_OPENS = 1 << 17
 """Paid sessions of the last hour that a stage knows again; so many a stage does not open in an hour."""
+
+# What one peer may ask of an orchestrator, and what it may leave there
+PEER_REQUESTS_PER_S = 100.0
+PEER_REQUEST_BURST = 2_000
+"""Requests of one peer: over P2P counted before a signature is verified, over HTTP after. An honest node sends a heartbeat every 5 s,
+and an entry a grant for each request beside it, which has a rate of its own (`GRANT_RATE_PER_S`)."""
+PEER_MEMBERSHIP_PER_S = 2.0
+PEER_MEMBERSHIP_BURST = 120
+"""Of those, what may cost a durable write: register, ready, announce and deregister."""
+PEER_PROOFS_PER_S = 256.0
+PEER_PROOF_BURST = 16_384
+"""Proofs of one peer, each of which costs several signatures: four full batches a second, and what a day's outage leaves at once."""
+MAX_TRACKED_PEERS = 65_536
+"""Peers whose rates are remembered."""
+HTTP_VERIFICATIONS_PER_S = 1_000.0
+HTTP_VERIFICATION_BURST = 5_000
+"""Envelopes that are verified for whoever comes over HTTP, where nobody is known before: all together."""
+MAX_SETTLING_REQUESTS = 256
+"""Requests whose proofs are verified, or wait for it, at a time: of all peers together."""
+SETTLED_BYTES_PER_WORKER_DAY = 1024 * MIB
+"""Bytes of settled proofs, and of their entries in the journal, that one worker may add to the ledger in one day (UTC): about 300,000
+sessions of an ordinary length."""
+MAX_KEPT_RUMOURS = 16
+"""Heads of one followed orchestrator that others saw and that are ahead of what was followed: the nearest ones."""

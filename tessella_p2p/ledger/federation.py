@@ -11,7 +11,7 @@ A page is taken as a whole or not at all.
     links       sequence (8 bytes)    hash of the entry in its chain, SHA-256 of its bytes, 1 where it was proven
     sealed      sequence (8 bytes)    the newest `MAX_KEPT_ENTRIES` entries, as their orchestrator sealed them
     unproven    account               micro-credits of entries that came without their proof
-    mirror      "cursor", …           how far it was followed; the newest head that was seen
+    mirror      "cursor", …           how far it was followed; the newest head that was seen; those of others that wait to be compared
 
 and, beside these, the tables of `LedgerState`, on which every entry is applied as on the ledger that it comes from.
 
@@ -35,7 +35,7 @@ from typing import Literal
 
 from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError, VersionMismatch
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import KIB, MAX_KEPT_ENTRIES, MAX_LEDGER_ENTRY_BYTES
+from tessella_p2p.base.limits import KIB, MAX_KEPT_ENTRIES, MAX_KEPT_RUMOURS, MAX_LEDGER_ENTRY_BYTES
 from tessella_p2p.ledger.chain import HASH_BYTES, START, Head, entry_hash
 from tessella_p2p.ledger.changes import ChainBegun, JournalEntry, ProofSettled, TicketsExpired, decode_entry
 from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms, verify_proof
@@ -214,12 +214,14 @@ class MirroredLedger:
             self._take_entry(raw, total_layers, proven_before)
         self._check_head(signed_head, head, must_reach=True)
         self._tables.put("mirror", _HEAD, signed_head)
-        if (rumour := self._tables.get("mirror", _RUMOUR)) is not None:
-            self.hear(rumour)
+        self._check_rumours()
         return head
 
     def hear(self, signed_head: bytes) -> None:
         """Compare with a head that the issuer showed to somebody else; one that is ahead of the cursor is compared once that is there.
+
+        Of the heads that are ahead the `MAX_KEPT_RUMOURS` nearest ones are kept: a fork's later heads do not push out its first one,
+        and heads that are never reached do not push out those that will be.
 
         Raises:
             Deceived: the issuer told others another story.
@@ -228,10 +230,32 @@ class MirroredLedger:
         _, body = open_head(signed_head, self._issuer)
         if body.chain != self._chain:
             return
-        if body.sequence > self.cursor.sequence:
-            self._tables.put("mirror", _RUMOUR, signed_head)
+        if body.sequence <= self.cursor.sequence:
+            self._check_head(signed_head, Head(body.chain, body.sequence, body.hash), must_reach=False)
             return
-        self._check_head(signed_head, Head(body.chain, body.sequence, body.hash), must_reach=False)
+        key = _RUMOUR + _place(body.sequence)
+        before = self._tables.get("mirror", key)
+        if before is None:
+            self._tables.put("mirror", key, signed_head)
+            rumours = self._rumours()
+            if len(rumours) > MAX_KEPT_RUMOURS:
+                self._tables.delete("mirror", rumours[-1][0])
+        elif open_head(before, self._issuer)[1].hash != body.hash:
+            reason = "two heads that differ at one and the same entry"
+            raise self._deceived("equivocation", body.sequence, reason, before, signed_head)
+
+    def _check_rumours(self) -> None:
+        """Compare what was heard with what is known by now."""
+        reached = _RUMOUR + _place(self.cursor.sequence)
+        for key, head in self._rumours():
+            if key <= reached:
+                self.hear(head)
+                self._tables.delete("mirror", key)
+
+    def _rumours(self) -> list[tuple[bytes, bytes]]:
+        """The heads that wait to be compared, the nearest first."""
+        rows = self._tables.scan("mirror", _RUMOUR, MAX_KEPT_RUMOURS + 1)
+        return [(key, head) for key, head in rows if key.startswith(_RUMOUR)]
 
     # ---- One entry ----
 

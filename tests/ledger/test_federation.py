@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import MalformedMessage, RemoteProtocolError, VersionMismatch
 from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.base.limits import MAX_KEPT_RUMOURS
 from tessella_p2p.ledger.chain import START, Head
 from tessella_p2p.ledger.changes import (
     BlacklistChanged,
@@ -367,6 +368,59 @@ def test_a_head_of_somebody_else_that_is_ahead_is_compared_once_the_cursor_is_th
     mirror = mirror_of(issuer)
     mirror.take(*issuer.page(0, 1), LAYERS_OF)
     mirror.hear(issuer.sealed_head(Head(0, 3, bytes(32))))
+    with pytest.raises(Deceived, match="two journals"):
+        mirror.take(*issuer.page(1), LAYERS_OF)
+
+
+def test_later_heads_of_a_fork_do_not_push_out_its_first_one() -> None:
+    issuer = PaperIssuer()
+    for number in range(6):
+        issuer.work(f"request-{number}")
+    mirror = mirror_of(issuer)
+    mirror.take(*issuer.page(0, 1), LAYERS_OF)
+    mirror.hear(issuer.sealed_head(Head(0, 3, bytes(32))))
+    for ahead in range(4, 4 + 2 * MAX_KEPT_RUMOURS):
+        mirror.hear(issuer.sealed_head(Head(0, ahead, bytes(32))))
+    mirror.take(issuer.page(1, 1)[0], issuer.sealed_head(), LAYERS_OF)
+    with pytest.raises(Deceived, match="entry 3 of chain 0: two journals"):
+        mirror.take(issuer.page(2, 1)[0], issuer.sealed_head(), LAYERS_OF)
+
+
+def test_heads_that_are_never_reached_do_not_push_out_those_that_are() -> None:
+    issuer, tables = three_stages(), DictTables()
+    mirror = MirroredLedger(tables, issuer.key.peer_id, issuer.chain)
+    for ahead in range(1000, 1000 + 4 * MAX_KEPT_RUMOURS):
+        mirror.hear(issuer.sealed_head(Head(0, ahead, bytes(32))))
+    assert len(tables.content()["mirror"]) == MAX_KEPT_RUMOURS
+    mirror.hear(issuer.sealed_head(Head(0, 3, bytes(32))))
+    with pytest.raises(Deceived, match="two journals"):
+        mirror.take(*issuer.page(), LAYERS_OF)
+
+
+def test_heads_that_held_are_forgotten_once_they_are_compared() -> None:
+    issuer, tables = three_stages(), DictTables()
+    mirror = MirroredLedger(tables, issuer.key.peer_id, issuer.chain)
+    for number in (1, 2, 3):
+        mirror.hear(issuer.sealed_head(Head(0, number, issuer.hash_of(number))))
+    assert follow(mirror, issuer) == issuer.head
+    assert sorted(key for key, _ in tables.content()["mirror"]) == [b"cursor", b"head"]
+
+
+def test_two_heads_that_differ_at_one_entry_convict_before_anybody_is_there() -> None:
+    issuer = three_stages()
+    mirror = mirror_of(issuer)
+    mirror.hear(issuer.sealed_head(Head(0, 50, bytes(32))))
+    mirror.hear(issuer.sealed_head(Head(0, 50, bytes(32))))
+    with pytest.raises(Deceived) as caught:
+        mirror.hear(issuer.sealed_head(Head(0, 50, b"x" * 32)))
+    assert len(assert_convicted(issuer, caught.value, "equivocation", 50).statements) == 2
+
+
+def test_a_head_that_an_older_version_kept_is_compared_as_well() -> None:
+    issuer, tables = three_stages(), DictTables()
+    tables.put("mirror", b"rumour", issuer.sealed_head(Head(0, 3, bytes(32))))
+    mirror = MirroredLedger(tables, issuer.key.peer_id, issuer.chain)
+    mirror.take(issuer.page(0, 1)[0], issuer.sealed_head(), LAYERS_OF)
     with pytest.raises(Deceived, match="two journals"):
         mirror.take(*issuer.page(1), LAYERS_OF)
 
