@@ -1,6 +1,6 @@
 """The operator's view of the ledger (shell): its newest entries, accounts and reputations; and slashing.
 
-Whoever is put on the blacklist leaves the mesh at once, as if it had said good-bye; its lease ends by itself, within `LEASE_TTL_S`.
+Whoever is put on the blacklist leaves the mesh at once, as if it had said good-bye, and its leases are taken away; see `revocations`.
 """
 
 from __future__ import annotations

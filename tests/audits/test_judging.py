@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulations.liars import TRUTH, claim
 from tessella_p2p.audits.judging import (
     COPIED_CANARY,
+    FALSE_INPUT,
     FALSE_REPORT,
     HISTORY_WITHHELD,
     NO_AUDITOR,
@@ -23,11 +24,13 @@ from tessella_p2p.audits.judging import (
     penalty_micro_credits,
     statement_of,
 )
-from tessella_p2p.base.errors import InvalidRequest
+from tessella_p2p.audits.sampling import Claim
+from tessella_p2p.base.errors import InvalidRequest, RemoteProtocolError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_AUDITORS, MICRO_PER_CREDIT, MIN_PENALTY_CREDITS
+from tessella_p2p.wire.envelope import seal
 from tessella_p2p.wire.keys import NodeKey
-from tessella_p2p.wire.messages import AuditOrder, AuditReport, CanaryDigest, CanaryNamed
+from tessella_p2p.wire.messages import RECEIPT, AuditOrder, AuditReport, CanaryDigest, CanaryNamed, ReceiptBody
 
 AUDITOR, WORKER, UPSTREAM, DOWNSTREAM, CANARY, STRANGER = (
     NodeKey(bytes([index]) * 32).peer_id for index in range(1, 7)
@@ -292,3 +295,89 @@ def test_lying_does_not_pay(share: float, micro_credits: int) -> None:
 
 def test_without_a_share_a_lie_costs_twice_its_worth() -> None:
     assert penalty_micro_credits(replace(LYING, micro_credits=10**9), 0.0) == 2 * 10**9
+
+
+# ---- A false input ----
+
+WORKER_KEY, STRANGER_KEY = NodeKey(bytes([2]) * 32), NodeKey(bytes([6]) * 32)
+AT, FURTHER = 4, 7
+
+
+def receipt(positions: int, digest: bytes, *, signer: NodeKey = WORKER_KEY, **changes: object) -> bytes:
+    fields: dict[str, object] = {
+        "request_id": HONEST.request_id,
+        "session": HONEST.session,
+        "epoch": HONEST.epoch,
+        "sender": UPSTREAM,
+        "positions": positions,
+        "digest": digest,
+    }
+    body = ReceiptBody.model_validate(fields | changes)
+    return seal(signer, RECEIPT, body, sequence=1, now_ms=1, audience=body.sender)
+
+
+def proves_input(digest: bytes) -> Claim:
+    return replace(HONEST, positions=AT, input_digest=digest, inputs={1: TRUTH, AT: digest, FURTHER: digest})
+
+
+def contradicted(sealed: bytes | None) -> AuditReport:
+    return report(outcome="contradicted", receipt=sealed, code=FALSE_INPUT)
+
+
+@pytest.mark.parametrize("positions", [AT, FURTHER])
+def test_two_signatures_of_the_worker_that_contradict_each_other_fail_it_whatever_others_say(positions: int) -> None:
+    lying = proves_input(LIE)
+    proven = statement_of(lying, ORDER, contradicted(receipt(positions, TRUTH)))
+    assert (proven.agrees, proven.is_proven) == (False, True)
+    others = [names(TRUTH, f"auditor {number}") for number in range(MAX_AUDITORS - 1)]
+    for recheck in (False, True):
+        conclusion = ended(conclude(lying, [*others, proven], recheck=recheck, exhausted=False))
+        assert (conclusion.worker.verdict, conclusion.worker.code) == ("failed", FALSE_INPUT)
+        assert conclusion.worker.auditor == AUDITOR
+        assert conclusion.others == (), "who was shown another history said the truth about that"
+
+
+def test_a_receipt_for_more_than_the_proof_states_is_one_auditors_word() -> None:
+    lying = proves_input(LIE)
+    said = statement_of(lying, ORDER, contradicted(receipt(FURTHER + 1, TRUTH)))
+    assert (said.agrees, said.is_proven, said.digest) == (False, False, None)
+    again = [replace(said, auditor=PeerId(f"auditor {number}")) for number in range(3)]
+    assert conclude(lying, again[:1], recheck=False, exhausted=False) is None
+    conclusion = ended(conclude(lying, again, recheck=False, exhausted=False))
+    assert (conclusion.worker.verdict, conclusion.worker.code) == ("failed", FALSE_INPUT)
+    agreeing = [names(TRUTH, f"other {number}") for number in range(3)]
+    outvoted = ended(conclude(lying, [again[0], *agreeing], recheck=False, exhausted=True))
+    assert outvoted.worker.verdict == "passed"
+    assert outvoted.others == (), "its upstream peer may have shown it something else"
+
+
+@pytest.mark.parametrize(
+    "sealed",
+    [
+        None,
+        b"no receipt",
+        receipt(AT, LIE, signer=STRANGER_KEY),
+        receipt(AT, LIE, session=b"x" * 16),
+        receipt(AT, LIE, epoch=HONEST.epoch + 1),
+        receipt(AT, LIE, request_id="another"),
+        receipt(AT, LIE, sender=STRANGER),
+        receipt(AT, TRUTH),
+        receipt(1, TRUTH),
+        receipt(2, LIE),
+    ],
+    ids=[
+        "none",
+        "garbage",
+        "forged",
+        "session",
+        "epoch",
+        "request",
+        "sender",
+        "the proof's own",
+        "a mark's",
+        "of less",
+    ],
+)
+def test_what_contradicts_nothing_is_no_report(sealed: bytes | None) -> None:
+    with pytest.raises((InvalidRequest, RemoteProtocolError)):
+        statement_of(proves_input(TRUTH), ORDER, contradicted(sealed))
