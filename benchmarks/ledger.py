@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -25,7 +26,8 @@ from benchmarks.orchestrator_process import KEY, orchestrator
 from benchmarks.paper_proofs import WORKERS, proofs
 from benchmarks.results import BenchmarkError, Result, of_runs
 from tessella_p2p.base.clock import SystemClock
-from tessella_p2p.base.limits import MAX_PAGE_ROWS, MAX_PROOFS_PER_BATCH
+from tessella_p2p.base.limits import MAX_PAGE_ROWS, MAX_PROOFS_PER_BATCH, SETTLE_PROCESSES
+from tessella_p2p.ledger.verifiers import ProofVerifiers, VerifyProofs
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.wire import messages as m
@@ -42,12 +44,16 @@ async def run(rounds: int, report: Callable[[str], None]) -> list[Result]:
     """Measure settlements in ``rounds`` rounds, each with ledgers of its own; then the long ledger once."""
     quiet()
     batched_runs, single_runs = [], []
-    for number in range(rounds):
-        batched_runs.append(await _settlements(BATCHED_REQUESTS, MAX_PROOFS_PER_BATCH, _BATCHES_IN_FLIGHT))
-        single_runs.append(await _settlements(SINGLE_REQUESTS, 1, _SINGLES_IN_FLIGHT))
-        report(
-            f"ledger: settlements {number + 1}/{rounds}: {batched_runs[-1]:.0f} batched, {single_runs[-1]:.0f} single"
-        )
+    with closing(ProofVerifiers(SETTLE_PROCESSES)) as verify:
+        await _settlements(
+            SINGLE_REQUESTS, MAX_PROOFS_PER_BATCH, _BATCHES_IN_FLIGHT, verify
+        )  # the processes run from here on
+        for number in range(rounds):
+            batched = await _settlements(BATCHED_REQUESTS, MAX_PROOFS_PER_BATCH, _BATCHES_IN_FLIGHT, verify)
+            single = await _settlements(SINGLE_REQUESTS, 1, _SINGLES_IN_FLIGHT, verify)
+            batched_runs.append(batched)
+            single_runs.append(single)
+            report(f"ledger: settlements {number + 1}/{rounds}: {batched:.0f} batched, {single:.0f} single")
     results = [
         of_runs(
             "ledger.settlements_per_s",
@@ -59,13 +65,14 @@ async def run(rounds: int, report: Callable[[str], None]) -> list[Result]:
             "ledger.settlements_batched_per_s",
             "1/s",
             batched_runs,
-            f"{MAX_PROOFS_PER_BATCH} proofs in a request, {_BATCHES_IN_FLIGHT} in flight, durable",
+            f"{MAX_PROOFS_PER_BATCH} proofs in a request, {_BATCHES_IN_FLIGHT} in flight, durable; "
+            f"{SETTLE_PROCESSES} processes verify",
         ),
     ]
     return results + await trio.to_thread.run_sync(_long_ledger, report)
 
 
-async def _settlements(num_requests: int, batch: int, in_flight: int) -> float:
+async def _settlements(num_requests: int, batch: int, in_flight: int, verify: VerifyProofs) -> float:
     """Proofs a second that are settled and durable."""
     now_ms = SystemClock().unix_ms()
     # Each worker uploads its own.
@@ -79,7 +86,10 @@ async def _settlements(num_requests: int, batch: int, in_flight: int) -> float:
     waiting = iter(sorted(uploads, key=lambda upload: len(upload[1])))
     answers = []
     fabric = MemoryFabric(Random(0), VirtualClock())
-    async with MemoryNetwork.open(fabric, KEY.peer_id) as network, orchestrator(network) as made:
+    async with (
+        MemoryNetwork.open(fabric, KEY.peer_id) as network,
+        orchestrator(network, verify=verify) as made,
+    ):
 
         async def upload() -> None:
             for peer, raw in waiting:

@@ -19,6 +19,7 @@ from benchmarks.net_wire import key_named, quiet
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.limits import MIB
 from tessella_p2p.ledger.store import LedgerStore
+from tessella_p2p.ledger.verifiers import VerifyProofs, verify_in_place
 from tessella_p2p.net.libp2p_host import Libp2pNetwork
 from tessella_p2p.net.network import Network
 from tessella_p2p.orchestrator.service import Orchestrator
@@ -37,11 +38,13 @@ _MAP_BYTES = 256 * MIB
 
 
 @asynccontextmanager
-async def orchestrator(network: Network, key: NodeKey = KEY) -> AsyncIterator[Orchestrator]:
+async def orchestrator(
+    network: Network, key: NodeKey = KEY, verify: VerifyProofs = verify_in_place
+) -> AsyncIterator[Orchestrator]:
     """A running orchestrator with a durable ledger."""
     with (
         tempfile.TemporaryDirectory(prefix="tessella-bench-") as folder,
-        closing(LedgerStore(Path(folder) / "ledger", _MAP_BYTES)) as store,
+        closing(LedgerStore(Path(folder) / "ledger", _MAP_BYTES, verify=verify)) as store,
     ):
         async with trio.open_nursery() as nursery:
             made = Orchestrator(

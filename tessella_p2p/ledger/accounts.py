@@ -6,16 +6,19 @@ what all workers were ever paid.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 from tessella_p2p.base.errors import LocalProtocolError
-from tessella_p2p.ledger.tables import Tables, decode_row, encode_row
+from tessella_p2p.ledger.tables import Tables
 
 ISSUANCE = "issuance"
 """The account that new credits come from. No peer id looks like it."""
 
 TABLE = "accounts"
 _PAGE = 1024
+_ROW = struct.Struct(">qQ")
+"""Micro-credits and settled proofs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,11 @@ class Accounts:
         key = name.encode()
         row = self._tables.get(TABLE, key)
         before, settled = (0, 0) if row is None else _content(name, row)
-        self._tables.put(TABLE, key, encode_row([before + micro_credits, settled + proofs]))
+        try:
+            after = _ROW.pack(before + micro_credits, settled + proofs)
+        except struct.error as error:
+            raise LocalProtocolError(f"account {name} would pass 2⁶³ micro-credits") from error
+        self._tables.put(TABLE, key, after)
 
 
 def _account(name: str, row: bytes) -> Account:
@@ -92,7 +99,7 @@ def _account(name: str, row: bytes) -> Account:
 
 def _content(name: str, row: bytes) -> tuple[int, int]:
     """Micro-credits and settled proofs."""
-    match decode_row(row):
-        case [int(micro_credits), int(settled_proofs)]:
-            return micro_credits, settled_proofs
-    raise LocalProtocolError(f"the row of account {name} is damaged")
+    if len(row) != _ROW.size:
+        raise LocalProtocolError(f"the row of account {name} is damaged")
+    micro_credits, settled_proofs = _ROW.unpack(row)
+    return micro_credits, settled_proofs

@@ -184,7 +184,7 @@ class LedgerState:
         self.accounts.apply(Transfer(payer, change.worker, amount), proofs=proofs)
         if not change.requester_pays:
             issued = self.issued(change.requester, change.day) + amount
-            self._tables.put("issued", _issued_key(change.day, change.requester), encode_row(issued))
+            self._tables.put("issued", _issued_key(change.day, change.requester), issued.to_bytes(8, "big"))
 
     def _apply_slashed(self, change: Slashed, at_ms: int) -> None:
         if change.audit_id is not None:
@@ -227,7 +227,7 @@ class LedgerState:
             settle_before, digest = int.from_bytes(expiry[:8], "big"), expiry[8:]
             if settle_before > change.before:
                 break
-            self._tables.put("state", _HORIZON, encode_row(max(self.horizon, settle_before)))
+            self._tables.put("state", _HORIZON, max(self.horizon, settle_before).to_bytes(8, "big"))
             self._tables.delete("expiry", expiry)
             self._tables.delete("tickets", digest)
             self._delete_of_ticket("proofs", digest)
@@ -258,10 +258,9 @@ def _expiry_key(settle_before: int, digest: bytes) -> bytes:
 
 
 def _number(row: bytes) -> int:
-    value = decode_row(row)
-    if not isinstance(value, int):
+    if len(row) != 8:
         raise LocalProtocolError("a row that should hold a number is damaged")
-    return value
+    return int.from_bytes(row, "big")
 
 
 def _reputation(row: bytes) -> Reputation:

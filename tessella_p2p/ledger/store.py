@@ -45,7 +45,7 @@ from tessella_p2p.ledger.audit_evidence import (
 from tessella_p2p.ledger.chain import Head, SnapshotRow
 from tessella_p2p.ledger.changes import BlacklistChanged, JournalEntry, Slashed, VerdictReached
 from tessella_p2p.ledger.environment import Environment, Transaction
-from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms, verify_proof
+from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms
 from tessella_p2p.ledger.group_commit import GroupCommit
 from tessella_p2p.ledger.journal import (
     JOURNAL_TABLES,
@@ -66,6 +66,7 @@ from tessella_p2p.ledger.revocation import Revocation, decode_revocation, encode
 from tessella_p2p.ledger.settlement import expire, refusal, settle
 from tessella_p2p.ledger.state import TABLE_NAMES, LedgerState
 from tessella_p2p.ledger.tables import DictTables
+from tessella_p2p.ledger.verifiers import VerifyProofs, verify_in_place
 from tessella_p2p.wire.messages import Settled
 
 SCHEMA = 3
@@ -121,12 +122,20 @@ class LedgerStore:
         path: the folder; see `Environment`.
         map_size_bytes: the size to which the file may grow.
         sync: see `Environment`.
+        verify: verifies proofs that come together; `ProofVerifiers` does so in other processes.
 
     Raises:
         StorageError: here and in every method, when the folder is in use, full or unwritable.
     """
 
-    def __init__(self, path: Path, map_size_bytes: int = LEDGER_MAP_BYTES, *, sync: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        map_size_bytes: int = LEDGER_MAP_BYTES,
+        *,
+        sync: bool = True,
+        verify: VerifyProofs = verify_in_place,
+    ) -> None:
         self._environment = Environment(
             path,
             (*JOURNAL_TABLES, *AUDIT_TABLES, _ASSIGNMENTS, _REVOCATIONS, _MODELS, *TABLE_NAMES),
@@ -136,6 +145,7 @@ class LedgerStore:
             migrate=_migrate,
             sync=sync,
         )
+        self._verify = verify
         self._settling = GroupCommit(self._settle_together, MAX_SETTLED_TOGETHER // MAX_PROOFS_PER_BATCH)
 
     def backup(self, target: Path) -> None:
@@ -171,7 +181,8 @@ class LedgerStore:
 
         Callers that come while another one's transaction is written share the next one.
         """
-        works = [(raw, _verify(raw, terms, now_ms)) for raw in proofs]
+        verified = [_refused_or_shown(one) for one in self._verify(proofs, terms, now_ms)]
+        works = list(zip(proofs, verified, strict=True))
         if not any(isinstance(work, ProvenWork) for _, work in works):
             return [work for _, work in works if isinstance(work, Judged)]
         return self._settling.submit(_Request(works, terms, now_ms))
@@ -482,11 +493,10 @@ def _migrate(transaction: Transaction, found: int) -> None:
         raise StorageError(f"the journal of a ledger of schema {found} is damaged: put a backup back") from error
 
 
-def _verify(raw: bytes, terms: SettlementTerms, now_ms: int) -> ProvenWork | Judged:
-    try:
-        return verify_proof(raw, terms, now_ms)
-    except ProofRefused as error:
-        return Judged(refusal(error), error.peer)
+def _refused_or_shown(verified: ProvenWork | ProofRefused) -> ProvenWork | Judged:
+    if isinstance(verified, ProofRefused):
+        return Judged(refusal(verified), verified.peer)
+    return verified
 
 
 def _judge(journal: Journal, raw: bytes, work: ProvenWork | Judged, request: _Request) -> Judged:

@@ -24,6 +24,7 @@ from tessella_p2p.base.limits import (
     MAX_BOOTSTRAP,
     MAX_FEDERATION_PEERS,
     MAX_POSITIONS,
+    MAX_SETTLE_PROCESSES,
     MAX_STAGES,
     MICRO_PER_CREDIT,
     MIN_ADMIN_TOKEN_CHARS,
@@ -32,6 +33,7 @@ from tessella_p2p.base.limits import (
     OUTAGE_GRACE_S,
     REGISTRATION_GRACE_S,
     REPAIR_AFTER_S,
+    SETTLE_PROCESSES,
     STREAK_WINDOW_S,
     TRUST_LIMIT_CREDITS,
 )
@@ -526,6 +528,14 @@ class OrchestratorConfig(ModelRoleConfig):
             description="credits that the tickets of one requester may bring into being in one day",
         ),
     ] = ISSUANCE_PER_REQUESTER_DAY
+    settle_processes: Annotated[
+        Whole,
+        Field(
+            ge=0,
+            le=MAX_SETTLE_PROCESSES,
+            description="processes that verify proofs where batches of them come; 0 leaves that to the orchestrator's own",
+        ),
+    ] = SETTLE_PROCESSES
     requester_pays: Annotated[
         bool,
         _EITHER,

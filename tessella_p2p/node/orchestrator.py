@@ -23,6 +23,7 @@ from tessella_p2p.dht.service import Discovery
 from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.ledger.mirrors import Mirrors
 from tessella_p2p.ledger.store import LedgerStore
+from tessella_p2p.ledger.verifiers import ProofVerifiers
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.node.artifacts import open_artifact
@@ -58,7 +59,8 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
     config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         held_key(config.keypair_path) as key,
-        closing(LedgerStore(config.data_dir / "ledger")) as store,
+        closing(ProofVerifiers(config.settle_processes)) as verify,
+        closing(LedgerStore(config.data_dir / "ledger", verify=verify)) as store,
         closing(OperatorLog(config.data_dir / OPERATOR_LOG)) as operator_log,
         closing(_mirrors(config, federation := _federation(config, key.peer_id))) as mirrors,
     ):
