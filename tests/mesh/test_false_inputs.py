@@ -95,11 +95,11 @@ async def test_a_head_that_proves_another_input_is_failed_on_its_own_two_signatu
         assert {(each.verdict, each.code) for _, each in against} == {("failed", FALSE_INPUT)}
         assert all(each.adjudicator is None for _, each in against), "nobody else is asked"
         for sequence, each in against:
-            check_evidence(mesh, sequence, PeerId(each.peer))
+            check_evidence(mesh, sequence, PeerId(each.peer), entry.peer_id)
         assert innocents_are_whole(mesh, *liars)
 
 
-def check_evidence(mesh: SimulatedMesh, sequence: int, liar: PeerId) -> None:
+def check_evidence(mesh: SimulatedMesh, sequence: int, liar: PeerId, entry: PeerId) -> None:
     """Anybody can see from what is kept that the worker signed for two inputs."""
     evidence = mesh.store.audit_evidence(sequence)
     assert evidence is not None
@@ -111,9 +111,7 @@ def check_evidence(mesh: SimulatedMesh, sequence: int, liar: PeerId) -> None:
     )
     assert isinstance(report, m.AuditReport)
     assert report.receipt is not None
-    receipt = open_envelope(
-        report.receipt, m.RECEIPT, now_ms=None, audience=PeerId(proof.upstream), signer=liar
-    ).message(m.ReceiptBody)
+    receipt = open_envelope(report.receipt, m.RECEIPT, now_ms=None, audience=entry, signer=liar).message(m.ReceiptBody)
     assert (receipt.session, receipt.epoch, receipt.positions) == (proof.session, proof.epoch, proof.positions)
     assert receipt.digest != proof.input_digest
 
