@@ -403,9 +403,6 @@ microsecond or later, so these are a day ahead of the clock."""
 SETTLE_PROCESSES = 2
 """Processes that verify proofs, where batches of them come."""
 MAX_SETTLE_PROCESSES = 64
-SETTLE_PROCESSES = 2
-"""Processes that verify proofs, where batches of them come."""
-MAX_SETTLE_PROCESSES = 64
 MAX_SETTLED_TOGETHER = 4096
 """Proofs of waiting requests that one transaction takes."""
 
