@@ -188,20 +188,37 @@ class Auditing:
             left.extend(self._context.store.open_audits())
 
         await self._durably(read)
-        if not left:
+        works = [(audit, work) for audit in left if (work := await self._proven_still(audit)) is not None]
+        # From here on, though it begins later: else the same proof, sent again, would begin a second one meanwhile.
+        self._odd |= {work.worker for audit, work in works if audit.cause == Cause.ODD}
+        if not works:
             return
         await trio.sleep(AUDITS_RESUMED_AFTER_S)
-        for audit in left:
-            try:
-                claim = self._claim(self._proven(audit.proof))
-            except ProofRefused as error:  # its ticket is over by now
-                _LOG.info("audit_not_resumed", code=error.reason_code, reason=str(error))
-                claim = None
-            if claim is None:
+        places = trio.CapacityLimiter(MAX_OPEN_AUDITS)
+        async with trio.open_nursery() as nursery:
+            for audit, work in works:
+                nursery.start_soon(self._resumed, audit, work, places)
+
+    async def _proven_still(self, audit: OpenAudit) -> ProvenWork | None:
+        """What an audit from before the restart is of; None where that cannot be settled any more, and then it is over."""
+        try:
+            return self._proven(audit.proof)
+        except ProofRefused as error:
+            _LOG.info("audit_not_resumed", code=error.reason_code, reason=str(error))
+        await self._durably(partial(self._context.store.end_audit, audit.audit_id))
+        return None
+
+    async def _resumed(self, audit: OpenAudit, work: ProvenWork, places: trio.CapacityLimiter) -> None:
+        """One audit from before the restart, once there is a place for it."""
+        async with places:
+            cause, claim = Cause(audit.cause), self._claim(work)
+            if claim is None:  # the model is not served any more
                 await self._durably(partial(self._context.store.end_audit, audit.audit_id))
-                continue
+                if cause is Cause.ODD:
+                    self._odd.discard(work.worker)
+                return
             self._count("resumed")
-            await self._audit(audit.audit_id, _Picked(claim, Cause(audit.cause), audit.proof))
+            await self._audit(audit.audit_id, _Picked(claim, cause, audit.proof))
 
     # ---- One audit ----
 

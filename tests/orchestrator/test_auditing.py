@@ -17,7 +17,7 @@ from tessella_p2p.audits.judging import FALSE_REPORT, HISTORY_WITHHELD, penalty_
 from tessella_p2p.audits.sampling import claim_of
 from tessella_p2p.base.errors import InvalidRequest, NotAuthorized, Overloaded, StorageError
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import AUDITS_RESUMED_AFTER_S, MAX_AUDIT_REPORT_BYTES, MAX_OPEN_AUDITS
+from tessella_p2p.base.limits import AUDIT_REPORT_S, AUDITS_RESUMED_AFTER_S, MAX_AUDIT_REPORT_BYTES, MAX_OPEN_AUDITS
 from tessella_p2p.ledger.audit_evidence import AuditEvidence, OpenAudit
 from tessella_p2p.ledger.blocking import in_place
 from tessella_p2p.ledger.changes import VerdictReached
@@ -515,6 +515,37 @@ async def test_an_audit_that_was_under_way_begins_again_after_a_restart(tmp_path
         with trio.move_on_after(2 * AUDITS_RESUMED_AFTER_S):
             await trio.Event().wait()
         assert not found.orders, "an audit that ended is over"
+
+
+async def test_resumed_audits_do_not_wait_for_each_other(tmp_path: Path, clock: VirtualClock) -> None:
+    """Each takes as long as its auditor may be silent; together they take no longer."""
+    async with court(tmp_path, clock, {}) as found:
+        for number in range(8):
+            body = proof_body(1, request_id=f"request-{number}")
+            found.store.begin_audit(OpenAudit(bytes([number]) * 16, "sampled", seal_proof(body, WORKER)))
+    async with court(tmp_path, clock, {"replica 0": "silent"}) as found:
+        with trio.fail_after(AUDITS_RESUMED_AFTER_S + 1.5 * AUDIT_REPORT_S):
+            while len({order.audit_id for order in found.orders}) < 8:
+                with trio.move_on_after(0.1):
+                    await trio.Event().wait()
+        assert found.counted("resumed") == 8
+
+
+async def test_an_odd_audit_that_is_resumed_is_not_begun_a_second_time(tmp_path: Path, clock: VirtualClock) -> None:
+    raw = seal_proof(proof_body(1), WORKER)
+    async with court(tmp_path, clock, {}, AuditPolicy(share=0.0)) as found:
+        found.judge(seal_proof(proof_body(0, salt_out="odd"), UPSTREAM))
+        found.store.begin_audit(OpenAudit(bytes(16), "odd", raw))
+    async with court(tmp_path, clock, three(), AuditPolicy(share=0.0)) as found:
+        with trio.move_on_after(AUDITS_RESUMED_AFTER_S / 2):
+            await trio.Event().wait()
+        assert found.judge(raw).settled.code == "neighbour_mismatch"  # the worker sends what is held again
+        await found.concluded()
+        with trio.move_on_after(AUDITS_RESUMED_AFTER_S):
+            await trio.Event().wait()
+        assert {order.audit_id for order in found.orders} == {bytes(16)}
+        assert found.verdicts() == [(WORKER.peer_id, "passed", None)]
+        assert found.judge(raw).settled.status == "settled"
 
 
 async def test_nobody_is_judged_twice_by_one_audit(tmp_path: Path, clock: VirtualClock) -> None:
