@@ -13,7 +13,7 @@ its digest is the order's.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -49,7 +49,7 @@ from tessella_p2p.wire.frames import DType
 from tessella_p2p.worker.context import StageContext
 from tessella_p2p.worker.contradictions import Contradiction, find_contradiction
 from tessella_p2p.worker.guest_stage import GuestStage
-from tessella_p2p.worker.history_reader import HistoryReader, Piece, open_history
+from tessella_p2p.worker.history_reader import FetchedHistory, HistoryReader, Piece, open_history
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +61,7 @@ _FETCHES = 3
 _MAX_REASON_CHARS = 512
 
 Serving = tuple[StageService, StageIdentity]
+_Fetched = dict[tuple[m.HistorySide, DType], FetchedHistory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +171,19 @@ class Auditor:
             await self._report(taken, report)
 
     async def _carried_out(self, taken: _Taken) -> m.AuditReport:
-        """Try until something can be said of it."""
+        """Try until something can be said of it.
+
+        What a neighbour has shown is kept over troubles of this node's own: a history is shown a few times only, and whoever is asked
+        for it too often because of them would look like one who withholds it.
+        """
         order = taken.order
         fetches = 0
+        fetched: _Fetched = {}
         while True:
             try:
-                return await self._attempt(taken)
+                return await self._attempt(taken, fetched)
             except _Withheld as withheld:
+                fetched.clear()
                 fetches += 1
                 if fetches == _FETCHES:
                     return _inconclusive(order, withheld.code, str(withheld), withheld.peer)
@@ -187,8 +194,11 @@ class Auditor:
                 log.info("an audit waits", audited=order.audited, code=error.code, reason=str(error))
             await trio.sleep(_RETRY_S)
 
-    async def _attempt(self, taken: _Taken) -> m.AuditReport:
+    async def _attempt(self, taken: _Taken, fetched: _Fetched) -> m.AuditReport:
         """One recomputation, from the first row to the last.
+
+        Args:
+            fetched: what neighbours showed at earlier tries; what they show now is added.
 
         Raises:
             _Withheld: a neighbour showed nothing, too little, or something else.
@@ -203,18 +213,21 @@ class Auditor:
         self._check(order, home, identity)
         rows = _rows_dtype(order, home)
 
-        def neighbours(side: m.HistorySide, dtype: DType) -> AbstractAsyncContextManager[HistoryReader]:
-            return open_history(self._context, order, taken.raw, side, dtype)
+        async def shown(side: m.HistorySide, dtype: DType) -> HistoryReader:
+            if (side, dtype) not in fetched:
+                async with open_history(self._context, order, taken.raw, side, dtype) as history:
+                    fetched[side, dtype] = await history.fetched(order.positions)
+            return fetched[side, dtype].reader()
 
         async with AsyncExitStack() as stack:
             stage = await stack.enter_async_context(self._stage_for(order, home, identity))
             with _blaming(order.upstream):
                 wanted = DType.U32 if stage.engine.is_head else rows
-                inputs = await stack.enter_async_context(neighbours("input", wanted))
+                inputs = await shown("input", wanted)
             outputs: HistoryReader | None = None
             if order.comparison == "tolerance":
                 with _blaming(order.downstream):
-                    outputs = await stack.enter_async_context(neighbours("output", rows))
+                    outputs = await shown("output", rows)
             found = await self._recomputed(order, stage, home, inputs, outputs)
             if found.input_digest != order.input_digest:
                 with _blaming(order.upstream):

@@ -22,7 +22,7 @@ from tessella_p2p.base.errors import (
     error_from_code,
 )
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
-from tessella_p2p.base.limits import HISTORY_REQUEST_S, MAX_ENVELOPE_BYTES
+from tessella_p2p.base.limits import HISTORY_REQUEST_S, HISTORY_TRACK_BYTES, MAX_ENVELOPE_BYTES
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Stream
 from tessella_p2p.stages.engine import Buffer
@@ -68,6 +68,8 @@ class HistoryReader:
         self.receipt = receipt
         self.opened = open_hash(raw_open)
         self.body = _open_of(raw_open, order)
+        self._order = order
+        self._raw_open = raw_open
         self._receive = receive
         self._frame: Frame | None = None
         self._rows_taken = 0
@@ -102,6 +104,46 @@ class HistoryReader:
         while (left := rows - sum(piece.rows for piece in pieces)) > 0:
             pieces.append(await self.next(left))
         return b"".join(piece.body for piece in pieces), pieces[0].dtype
+
+    async def fetched(self, positions: int) -> FetchedHistory:
+        """All of it up to ``positions``, to be read again and again. Nothing may have been read of it before.
+
+        Raises:
+            as `next`; also where it shows more bytes than a node keeps.
+        """
+        frames: list[Frame] = []
+        num_rows = num_bytes = 0
+        while num_rows < positions:
+            frame = await self._receive()
+            num_rows += frame.rows
+            num_bytes += len(frame.body)
+            if num_bytes > HISTORY_TRACK_BYTES:
+                raise MalformedMessage(f"more than the {HISTORY_TRACK_BYTES} bytes of a session that a node keeps")
+            frames.append(frame)
+        return FetchedHistory(self._order, self._raw_open, self.receipt, tuple(frames))
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedHistory:
+    """What a neighbour showed, in memory: it was asked once, however often the auditor has to begin again for reasons of its own."""
+
+    order: m.AuditOrder
+    raw_open: bytes
+    receipt: bytes | None
+    frames: tuple[Frame, ...]
+
+    def reader(self) -> HistoryReader:
+        """Reads it from the beginning."""
+        frames = iter(self.frames)
+
+        async def receive() -> Frame:
+            await trio.lowlevel.checkpoint()
+            frame = next(frames, None)
+            if frame is None:
+                raise CacheMiss("the history that was fetched is at its end")
+            return frame
+
+        return HistoryReader(self.order, self.raw_open, receive, self.receipt)
 
 
 class _Shown:

@@ -14,7 +14,7 @@ import trio
 
 from tessella_p2p.base.errors import Expired, InvalidRequest, Overloaded, StreamReset, UnknownModel
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
-from tessella_p2p.base.limits import MAX_WAITING_AUDITS
+from tessella_p2p.base.limits import MAX_HISTORY_READS, MAX_WAITING_AUDITS
 from tessella_p2p.model.gguf import GgmlType
 from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.net.framing import receive_message, send_message
@@ -28,6 +28,7 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 from tessella_p2p.wire.envelope import peek_sequence, seal
 from tessella_p2p.wire.frames import DType, Flag, Frame, Kind, TraceEntry, encode_frame
+from tessella_p2p.worker import history_reader
 from tests.model.tiny_gguf import write_tiny_llama
 from tests.stages.openings import STAGES, key_of
 from tests.worker.audit_world import (
@@ -36,6 +37,7 @@ from tests.worker.audit_world import (
     CUTS,
     PROMPT,
     RANGES,
+    TOY,
     AuditWorld,
     Loader,
     Played,
@@ -440,6 +442,47 @@ async def test_the_last_place_is_for_somebody_who_pays(clock: VirtualClock) -> N
         assert world.recorder.reports[0].outcome == "computed"
 
 
+class OftenFull(ToyEngine):
+    """Has no room for a session the first few times, as one whose KV others need."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(TOY, RANGES[1])
+        self.times = times
+
+    def open_session(self, key: SessionKey, max_positions: int, scope: bytes = b"") -> None:
+        if self.times:
+            self.times -= 1
+            raise Overloaded("no room in the KV")
+        super().open_session(key, max_positions, scope)
+
+
+@pytest.mark.parametrize("comparison", ["bitwise", "tolerance"])
+async def test_an_auditor_without_room_asks_once_and_blames_nobody(clock: VirtualClock, comparison: str) -> None:
+    """It begins again more often than a history is shown."""
+    played, engine = play(), OftenFull(3 * MAX_HISTORY_READS)
+    async with audit_world(clock, 1, load=lambda _: engine) as world:
+        world.keep(played)
+        order = world.order(played) if comparison == "bitwise" else world.by_tolerance(played)
+        report = await world.audit(order)
+        assert (report.outcome, report.withheld_by) == ("computed", None)
+        assert engine.times == 0
+        assert world.upstream.server.shown == 1
+        assert world.downstream.server.shown == (comparison == "tolerance")
+
+
+async def test_a_history_longer_than_anybody_keeps_is_none(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = play()
+    kept = sum(len(frame.body) for frame in played.frames[1])
+    async with audit_world(clock, 1) as world:
+        world.keep(played)
+        monkeypatch.setattr(history_reader, "HISTORY_TRACK_BYTES", kept)
+        assert (await world.audit(world.order(played))).outcome == "computed"
+        monkeypatch.setattr(history_reader, "HISTORY_TRACK_BYTES", kept - 1)
+        await refused(world, world.order(played), "malformed_message", world.upstream.key.peer_id)
+
+
 async def test_an_audit_that_finds_no_time_says_so_before_its_deadline(clock: VirtualClock) -> None:
     played = play()
     async with audit_world(clock, 1, load=small_engine) as world:
@@ -589,7 +632,7 @@ WRONG_FRAMES: dict[str, tuple[Callable[[list[Frame]], bytes], str]] = {
         "malformed_message",
     ),
     "of another width": (
-        lambda frames: encode_frame(replace(frames[0], body=frames[0].body[: len(frames[0].body) // 2])),
+        lambda frames: b"".join(encode_frame(replace(each, body=each.body[: len(each.body) // 2])) for each in frames),
         "invalid_step",
     ),
     "of token ids": (lambda frames: encode_frame(replace(frames[0], dtype=DType.U32)), "invalid_step"),
