@@ -95,6 +95,7 @@ def _template(index: int) -> Callable[[int], bytes]:
         payload_digest=_DIGEST,
         upstream=WORKERS[index - 1].peer_id if index else requester,
         downstream=WORKERS[index + 1].peer_id if index + 1 < len(STAGES) else requester,
+        route=os.urandom(32),
         points=tuple(
             DigestMark(positions=at, input=os.urandom(32), output=os.urandom(32))
             for at in (DIGEST_MARK_POSITIONS, POSITIONS)

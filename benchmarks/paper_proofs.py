@@ -10,6 +10,7 @@ from benchmarks.orchestrator_process import KEY, MODEL, RECIPE
 from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, LEASE_TTL_S, TICKET_OPEN_S, TICKET_SETTLE_S
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import seal
+from tessella_p2p.wire.keys import NodeKey
 
 STAGES = ((0, 10), (10, 20), (20, 30))
 POSITIONS = 300
@@ -24,12 +25,9 @@ def proofs(first: int, count: int, now_ms: int) -> Iterator[list[bytes]]:
     for number in range(first, first + count):
         requester = key_named(f"requester {number // REQUESTS_EACH}")
         ticket = _ticket(number, requester.peer_id, now_ms)
-        route = (requester, *WORKERS, requester)
         session = hashlib.sha256(f"session {number}".encode()).digest()[:16]
-        yield [
-            _proof(number, index, session, ticket, leases[index], tuple(key.peer_id for key in route), now_ms)
-            for index in range(len(STAGES))
-        ]
+        route = _route(number, requester, session, now_ms)
+        yield [_proof(number, index, session, ticket, leases[index], route, now_ms) for index in range(len(STAGES))]
 
 
 def _lease(index: int, now_ms: int) -> bytes:
@@ -59,13 +57,21 @@ def _ticket(number: int, requester: str, now_ms: int) -> bytes:
     return seal(KEY, m.TICKET, body, sequence=number + 1, now_ms=now_ms, ttl_ms=opens_ms)
 
 
+def _route(number: int, requester: NodeKey, session: bytes, now_ms: int) -> bytes:
+    body = m.RouteStatement(
+        request_id=f"request-{number:08}",
+        session=session,
+        epoch=0,
+        stages=tuple((key.peer_id, layers) for key, layers in zip(WORKERS, STAGES, strict=True)),
+    )
+    return seal(requester, m.ROUTE, body, sequence=number + 1, now_ms=now_ms)
+
+
 def _digest(number: int, boundary: int, positions: int) -> bytes:
     return hashlib.sha256(f"{number}/{boundary}/{positions}".encode()).digest()
 
 
-def _proof(
-    number: int, index: int, session: bytes, ticket: bytes, lease: bytes, route: tuple[str, ...], now_ms: int
-) -> bytes:
+def _proof(number: int, index: int, session: bytes, ticket: bytes, lease: bytes, route: bytes, now_ms: int) -> bytes:
     start, end = STAGES[index]
     receiver = key_named(f"requester {number // REQUESTS_EACH}") if index + 1 == len(STAGES) else WORKERS[index + 1]
     receipt = m.ReceiptBody(
@@ -85,6 +91,7 @@ def _proof(
         request_id=receipt.request_id,
         ticket=ticket,
         lease=lease,
+        route=route,
         session=session,
         epoch=0,
         opened_at=now_ms,
@@ -95,8 +102,6 @@ def _proof(
         input_digest=_digest(number, start, POSITIONS),
         output_digest=_digest(number, end, POSITIONS),
         marks=(mark,),
-        upstream=route[index],
-        downstream=route[index + 2],
         receipt=seal(receiver, m.RECEIPT, receipt, sequence=number + 1, now_ms=now_ms, audience=WORKERS[index].peer_id),
         compute_us=100_000,
     )

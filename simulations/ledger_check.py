@@ -17,7 +17,18 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MICRO_PER_LAYER_POSITION, TICKET_OPEN_S
 from tessella_p2p.ledger.changes import ProofSettled
 from tessella_p2p.wire.envelope import open_envelope
-from tessella_p2p.wire.messages import LEASE, PROOF, RECEIPT, TICKET, Lease, Proof, ReceiptBody, Ticket
+from tessella_p2p.wire.messages import (
+    LEASE,
+    PROOF,
+    RECEIPT,
+    ROUTE,
+    TICKET,
+    Lease,
+    Proof,
+    ReceiptBody,
+    RouteStatement,
+    Ticket,
+)
 
 _OPEN_MS = round(TICKET_OPEN_S * 1000)
 
@@ -81,10 +92,14 @@ def _evidence(raw: bytes, seen: Observations, root: bytes, at_s: float) -> tuple
         proof = envelope.message(Proof)
         ticket = open_envelope(proof.ticket, TICKET, now_ms=None, signer=seen.orchestrator).message(Ticket)
         lease = open_envelope(proof.lease, LEASE, now_ms=None, signer=seen.orchestrator).message(Lease)
-        receipted = _receipted(proof, envelope.signer)
+        route = open_envelope(proof.route, ROUTE, now_ms=None, signer=PeerId(ticket.requester)).message(RouteStatement)
+        receipted = _receipted(proof, envelope.signer, _receiver(route, envelope.signer, PeerId(ticket.requester)))
     except TessellaError as error:
         return digest, str(error)
     layers = proof.layers
+    routed = (route.request_id, route.session, route.epoch) == (proof.request_id, proof.session, proof.epoch)
+    if not routed or (envelope.signer, layers) not in route.stages:
+        return digest, "its route is for something else"
     if (ticket.request_id, ticket.manifest_root) != (proof.request_id, root):
         return digest, "its ticket is for something else"
     if (lease.peer_id, lease.layers, lease.manifest_root) != (envelope.signer, layers, root):
@@ -98,13 +113,17 @@ def _evidence(raw: bytes, seen: Observations, root: bytes, at_s: float) -> tuple
     )
 
 
-def _receipted(proof: Proof, worker: PeerId) -> int:
-    """Up to where the downstream peer's signature covers exactly what the proof says was sent."""
+def _receiver(route: RouteStatement, worker: PeerId, requester: PeerId) -> PeerId:
+    """Who got what a stage sent: the first one in the route whose layers come after the worker's."""
+    end = max((layers[1] for peer, layers in route.stages if peer == worker), default=0)
+    return next((PeerId(peer) for peer, layers in route.stages if layers[0] == end), requester)
+
+
+def _receipted(proof: Proof, worker: PeerId, receiver: PeerId) -> int:
+    """Up to where the receiver's signature covers exactly what the proof says was sent."""
     if proof.receipt is None:
         return 0
-    receipt = open_envelope(
-        proof.receipt, RECEIPT, now_ms=None, audience=worker, signer=PeerId(proof.downstream)
-    ).message(ReceiptBody)
+    receipt = open_envelope(proof.receipt, RECEIPT, now_ms=None, audience=worker, signer=receiver).message(ReceiptBody)
     bound = (receipt.request_id, receipt.session, receipt.epoch, receipt.sender)
     if bound != (proof.request_id, proof.session, proof.epoch, worker):
         return 0

@@ -83,8 +83,8 @@ def claim_of(work: ProvenWork, total_layers: int) -> Claim | None:
         positions=at.positions,
         input_digest=at.input,
         output_digest=at.output,
-        upstream=PeerId(proof.upstream),
-        downstream=PeerId(proof.downstream),
+        upstream=work.upstream,
+        downstream=work.downstream,
         micro_credits=len(work.layers) * proof.positions * MICRO_PER_LAYER_POSITION,
         inputs={point.positions: point.input for point in work.points},
     )

@@ -25,6 +25,8 @@ MAX_HOP_BYTES = 64 * MIB
 """Decoded size of one hop's tensor."""
 MAX_STAGES = 64
 """Stages of one route."""
+MAX_ROUTE_BYTES = 5 * KIB
+"""A sealed route statement, of as many stages."""
 MAX_EPOCHS = 1_000_000
 MAX_POSITIONS = 1 << 20
 HOP_TIMEOUT_S = 10.0
@@ -394,8 +396,10 @@ PROOF_GRACE_S = 24 * 3600.0
 MAX_DROPPED_PROOFS = 1024
 """Proofs' bytes that one transaction drops."""
 MAX_REMEMBERED_ENVELOPES = 8192
+MAX_REMEMBERED_ROUTES = 2048
 MAX_REMEMBERED_BYTES = 1 * KIB
-"""Tickets and leases, together, that are opened once for all proofs that carry them, and how long one may be for that."""
+"""Tickets and leases, together, and route statements, that are opened once for all proofs that carry them; and how long a ticket or a
+lease may be for that."""
 RESTORED_SERIALS = 1 << 32
 RESTORED_SEQUENCES = 86_400_000_000
 """Lease serials and envelope sequences that a restored ledger leaves out: more than were ever used since the backup. A sequence is a

@@ -156,7 +156,7 @@ class Chain:
         context = self._context
         now_ms = context.clock.unix_ms()
         self._is_paid = self._plan.ticket is not None and now_ms < self._plan.ticket_open_before
-        body = self._open_body(ids)
+        body = self._open_body(ids, self._seal_route(now_ms) if self._is_paid else None)
         envelope = seal(
             context.key, m.CHAIN_OPEN, body, sequence=context.sequencer.next(m.CHAIN_OPEN, now_ms), now_ms=now_ms
         )
@@ -170,7 +170,18 @@ class Chain:
         )
         return envelope, capability
 
-    def _open_body(self, ids: Sequence[int]) -> m.ChainOpen:
+    def _seal_route(self, now_ms: int) -> bytes:
+        """Who is to be paid for which layers, as the ledger will read it."""
+        context = self._context
+        statement = m.RouteStatement(
+            request_id=self._plan.request_id,
+            session=self._plan.session,
+            epoch=self._epoch,
+            stages=tuple((stage.peer_id, stage.layers.as_tuple()) for stage in self.route.stages),
+        )
+        return seal(context.key, m.ROUTE, statement, sequence=context.sequencer.next(m.ROUTE, now_ms), now_ms=now_ms)
+
+    def _open_body(self, ids: Sequence[int], route_statement: bytes | None) -> m.ChainOpen:
         plan, stages = self._plan, self.route.stages
         history, history_answer = tail_history(plan.sampling, ids[: plan.num_prompt], ids[plan.num_prompt :])
         share_bytes = MAX_OPEN_ADDRESS_BYTES // (len(stages) + 1)
@@ -196,6 +207,7 @@ class Chain:
             cache_scope=plan.cache_scope,
             digest_key=plan.digest_key,
             ticket=plan.ticket if self._is_paid else None,
+            route_statement=route_statement,
             wait_ms=round(self._wait_s * 1000),
         )
 

@@ -52,6 +52,8 @@ class ProofSettled(Message):
     payload_digest: Digest
     upstream: Peer
     downstream: Peer
+    route: Digest | None = None
+    """SHA-256 of what the requester stated of the route; None in ledgers from before it did."""
     points: tuple[DigestMark, ...]
     requester_pays: bool = False
     """Whether the amount came off the requester's account and not out of `issuance`."""

@@ -1,4 +1,4 @@
-"""What a sealed proof shows by itself: signatures, times, and that ticket, lease and receipt belong to it.
+"""What a sealed proof shows by itself: signatures, times, and that ticket, lease, route and receipt belong to it.
 
 Nothing here depends on the ledger's state, and nothing rests on the word of who uploaded the proof. ``settlement`` then decides
 what it is worth.
@@ -21,11 +21,24 @@ from tessella_p2p.base.limits import (
     MAX_PROOF_BYTES,
     MAX_REMEMBERED_BYTES,
     MAX_REMEMBERED_ENVELOPES,
+    MAX_REMEMBERED_ROUTES,
     MICRO_PER_CREDIT,
 )
 from tessella_p2p.ledger.revocation import Revocation
 from tessella_p2p.wire.envelope import Envelope, MessageT, decode_message, open_envelope
-from tessella_p2p.wire.messages import LEASE, PROOF, RECEIPT, TICKET, DigestMark, Lease, Proof, ReceiptBody, Ticket
+from tessella_p2p.wire.messages import (
+    LEASE,
+    PROOF,
+    RECEIPT,
+    ROUTE,
+    TICKET,
+    DigestMark,
+    Lease,
+    Proof,
+    ReceiptBody,
+    RouteStatement,
+    Ticket,
+)
 
 
 class Code(StrEnum):
@@ -33,6 +46,7 @@ class Code(StrEnum):
 
     FOREIGN_TICKET = "foreign_ticket"
     FOREIGN_LEASE = "foreign_lease"
+    FOREIGN_ROUTE = "foreign_route"
     FOREIGN_RECEIPT = "foreign_receipt"
     CANARY = "canary"
     UNLEASED_LAYERS = "unleased_layers"
@@ -71,7 +85,7 @@ class SettlementTerms:
 
     Attributes:
         orchestrator: whose tickets count, and to whom proofs are addressed.
-        total_layers: layers of each model, by manifest root: the stage that ends there is the tail. It may be a live view.
+        total_layers: layers of each model, by manifest root: where its routes end. It may be a live view.
         issuance_per_day: micro-credits that the tickets of one requester may bring into being in one day.
         lease_issuers: whose leases count; the orchestrator's own always do. None: everybody's, where another one has judged that.
         requester_pays: whether a ticket's requester pays for it, as far as it can, and nothing is brought into being.
@@ -98,6 +112,8 @@ class ProvenWork:
         worker: who signed it.
         payload_digest: SHA-256 of the signed payload; the same work sealed again has the same.
         layers: the proven range.
+        route: SHA-256 of what the requester states of the route.
+        upstream, downstream: the worker's neighbours there; at its ends the requester.
         points: the digests at each position that the proof states, ascending; the last one is at ``proof.positions``.
         receipted: positions that the downstream peer confirms with a digest that the proof states too; 0 without a receipt.
         unmatched: a receipt is there, but for a position at which the proof states no digest.
@@ -108,6 +124,9 @@ class ProvenWork:
     proof: Proof
     ticket: Ticket
     layers: LayerRange
+    route: bytes
+    upstream: PeerId
+    downstream: PeerId
     points: tuple[DigestMark, ...]
     receipted: int
     unmatched: bool
@@ -140,15 +159,21 @@ def _verify_content(envelope: Envelope, terms: SettlementTerms, now_ms: int) -> 
     worker, layers = envelope.signer, LayerRange(*proof.layers)
     ticket, minted_at = _ticket(proof, terms, now_ms)
     _check_lease(proof, worker, layers, minted_at, terms)
+    route, upstream, downstream = _place(proof, worker, PeerId(ticket.requester), terms)
     points = _points(proof, worker)
-    if layers.end == terms.total_layers.get(proof.manifest_root) and proof.downstream != ticket.requester:
-        raise ProofRefused(
-            Code.FOREIGN_RECEIPT,
-            f"{worker} serves the tail, so its tokens go to the requester {ticket.requester}, not to {proof.downstream}",
-        )
-    receipted, unmatched = _receipted(proof, worker, points)
+    receipted, unmatched = _receipted(proof, worker, downstream, points)
     return ProvenWork(
-        worker, hashlib.sha256(envelope.payload).digest(), proof, ticket, layers, points, receipted, unmatched
+        worker=worker,
+        payload_digest=hashlib.sha256(envelope.payload).digest(),
+        proof=proof,
+        ticket=ticket,
+        layers=layers,
+        route=route,
+        upstream=upstream,
+        downstream=downstream,
+        points=points,
+        receipted=receipted,
+        unmatched=unmatched,
     )
 
 
@@ -181,8 +206,7 @@ def _ticket(proof: Proof, terms: SettlementTerms, now_ms: int) -> tuple[Ticket, 
 def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: int, terms: SettlementTerms) -> None:
     """A lease is for these layers and was in force when the session was opened.
 
-    For these and no others: a stage serves what it was leased as a whole, and a tail that left out its last layer would need no
-    receipt of the requester.
+    For these and no others: a stage serves what it was leased as a whole.
 
     During an outage leases are not renewed but tickets that were minted before it still open sessions, so a lease that was in
     force when the ticket was minted counts for that ticket. Work under a lease is paid up to the moment in which it is taken away.
@@ -211,13 +235,35 @@ def _check_lease(proof: Proof, worker: PeerId, layers: LayerRange, minted_at: in
         raise ProofRefused(Code.LEASE_REVOKED, f"lease {lease.serial} was taken away before the session was opened")
 
 
+def _place(proof: Proof, worker: PeerId, requester: PeerId, terms: SettlementTerms) -> tuple[bytes, PeerId, PeerId]:
+    """The digest of the route statement, and between whom it puts the worker.
+
+    A stage that could name its own neighbours would have accomplices sign for positions that never were.
+    """
+    opened = _open_route(proof.route)
+    statement = opened.body
+    if opened.signer != requester:
+        raise ProofRefused(Code.FOREIGN_ROUTE, f"its route was signed by {opened.signer}, its ticket is {requester}'s")
+    if (statement.request_id, statement.session, statement.epoch) != (proof.request_id, proof.session, proof.epoch):
+        raise ProofRefused(Code.FOREIGN_ROUTE, "its route is of another request, session or epoch")
+    if (worker, proof.layers) not in statement.stages:
+        raise ProofRefused(Code.FOREIGN_ROUTE, f"its route does not have {worker} serve layers {proof.layers}")
+    end = statement.stages[-1][1][1]
+    if end != terms.total_layers.get(proof.manifest_root, end):
+        raise ProofRefused(Code.FOREIGN_ROUTE, f"its route ends at layer {end}, which is not the model's last")
+    index = statement.stages.index((worker, proof.layers))
+    peers = (requester, *(PeerId(peer) for peer, _ in statement.stages), requester)
+    return opened.payload_digest, peers[index], peers[index + 2]
+
+
 @dataclass(frozen=True, slots=True)
 class _Opened(Generic[MessageT]):
-    """A ticket or a lease whose signature was verified."""
+    """A ticket, a lease or a route statement whose signature was verified."""
 
     signer: PeerId
     issued_at: int
     expires_at: int
+    payload_digest: bytes
     body: MessageT
 
 
@@ -235,10 +281,17 @@ def _opened(raw: bytes, domain: str, kind: type[MessageT]) -> _Opened[MessageT]:
 def _open(raw: bytes, domain: str, kind: type[MessageT]) -> _Opened[MessageT]:
     envelope = open_envelope(raw, domain, now_ms=None)
     body = decode_message(kind, envelope.payload)
-    return _Opened(envelope.signer, envelope.issued_at, envelope.expires_at, body)
+    digest = hashlib.sha256(envelope.payload).digest()
+    return _Opened(envelope.signer, envelope.issued_at, envelope.expires_at, digest, body)
 
 
 _remembered = lru_cache(maxsize=MAX_REMEMBERED_ENVELOPES)(_open)
+
+
+@lru_cache(maxsize=MAX_REMEMBERED_ROUTES)
+def _open_route(raw: bytes) -> _Opened[RouteStatement]:
+    """Each stage of a chain sends the same one; apart from tickets and leases, for anybody may sign these."""
+    return _open(raw, ROUTE, RouteStatement)
 
 
 def _points(proof: Proof, worker: PeerId) -> tuple[DigestMark, ...]:
@@ -260,11 +313,11 @@ def _points(proof: Proof, worker: PeerId) -> tuple[DigestMark, ...]:
     return points
 
 
-def _receipted(proof: Proof, worker: PeerId, points: tuple[DigestMark, ...]) -> tuple[int, bool]:
+def _receipted(proof: Proof, worker: PeerId, downstream: PeerId, points: tuple[DigestMark, ...]) -> tuple[int, bool]:
     """Up to which position the downstream peer confirms the proof, and whether its receipt is for a position without digests."""
     if proof.receipt is None:
         return 0, False
-    envelope = open_envelope(proof.receipt, RECEIPT, now_ms=None, audience=worker, signer=PeerId(proof.downstream))
+    envelope = open_envelope(proof.receipt, RECEIPT, now_ms=None, audience=worker, signer=downstream)
     receipt = decode_message(ReceiptBody, envelope.payload)
     if (receipt.request_id, receipt.session, receipt.epoch, receipt.sender) != (
         proof.request_id,
@@ -278,7 +331,7 @@ def _receipted(proof: Proof, worker: PeerId, points: tuple[DigestMark, ...]) -> 
             if point.output != receipt.digest:
                 raise ProofRefused(
                     Code.DIGEST_MISMATCH,
-                    f"the output digest of {worker} at position {point.positions} is not the one that {proof.downstream} "
+                    f"the output digest of {worker} at position {point.positions} is not the one that {downstream} "
                     "received",
                 )
             return receipt.positions, False

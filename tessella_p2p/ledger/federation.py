@@ -395,8 +395,8 @@ def _check_settled(change: ProofSettled, work: ProvenWork) -> None:
         proof.session,
         proof.epoch,
     )
-    done = (change.layers, change.payload_digest, change.upstream, change.downstream, change.points)
-    shown = (work.layers.as_tuple(), work.payload_digest, proof.upstream, proof.downstream, work.points)
+    done = (change.layers, change.payload_digest, change.upstream, change.downstream, change.route, change.points)
+    shown = (work.layers.as_tuple(), work.payload_digest, work.upstream, work.downstream, work.route, work.points)
     if (said, done) != (proven, shown):
         raise RemoteProtocolError("it says something else than the proof that it rests on")
     if change.paid_positions > work.receipted or change.complete != (change.paid_positions == work.receipted):

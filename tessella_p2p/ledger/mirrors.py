@@ -40,7 +40,7 @@ from tessella_p2p.ledger.federation import (
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 _CHAIN_FOLDER = re.compile(r"chain-(\d{1,16})")
 _CAUGHT_UP = "caught_up"
 _EVIDENCE_NAME = "evidence.cbor"

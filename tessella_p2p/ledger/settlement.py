@@ -12,9 +12,10 @@
     refused     never paid                                                       no
 
 Rules, beyond those of ``evidence``: only what a receipt covers is paid; each (layer, position) of a ticket is paid once, whatever the
-epoch, the session or the worker; where a neighbour's proof of the same (session, epoch) is known, one's output is the other's input at
-every position that both state; the tickets of one requester bring a bounded number of credits into being a day. Refused and held
-proofs leave no trace in the state, so nobody can fill it with them.
+epoch, the session or the worker; of a (session, epoch) the route counts that the requester stated first, as settled proofs show it;
+where a neighbour's proof is known, one's output is the other's input at every position that both state; the tickets of one requester
+bring a bounded number of credits into being a day. Refused and held proofs leave no trace in the state, so nobody can fill it with
+them.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def settle(
         return (), Settled(status="settled")
     if not work.receipted:
         return (), _no_receipt(work, before)
-    mismatch = _neighbour_mismatch(state, key, work)
+    mismatch = _mismatch(state, key, ticket, work)
     if mismatch is not None and not state.is_cleared(key, proof.session, proof.epoch, work.worker):
         return (), _held(Code.NEIGHBOUR_MISMATCH, mismatch, before)
     return _pay(state, key, ticket, work, earlier, terms, now_ms)
@@ -124,8 +125,9 @@ def _pay(
         complete=complete,
         day=day,
         payload_digest=work.payload_digest,
-        upstream=work.proof.upstream,
-        downstream=work.proof.downstream,
+        upstream=work.upstream,
+        downstream=work.downstream,
+        route=work.route,
         points=work.points,
         requester_pays=terms.requester_pays,
     )
@@ -158,10 +160,9 @@ def _affordable(ticket: TicketFacts, layers: LayerRange, positions: int, budget:
 
 def _check_own(earlier: ProofFacts, work: ProvenWork) -> None:
     """A later proof of the same work may say more than an earlier one, never something else."""
-    proof = work.proof
-    if (earlier.layers, earlier.upstream, earlier.downstream) != (proof.layers, proof.upstream, proof.downstream):
+    if earlier.route not in (b"", work.route) or earlier.layers != work.proof.layers:
         raise ProofRefused(
-            Code.PROOF_CONFLICT, f"{work.worker} proved other layers or neighbours for this session and epoch before"
+            Code.PROOF_CONFLICT, f"{work.worker} proved another route for this session and epoch before"
         ).blame(work.worker)
     said = {positions: (received, sent) for positions, received, sent in earlier.points}
     for positions, received, sent in _points(work):
@@ -171,25 +172,21 @@ def _check_own(earlier: ProofFacts, work: ProvenWork) -> None:
             ).blame(work.worker)
 
 
-def _neighbour_mismatch(state: LedgerState, key: TicketKey, work: ProvenWork) -> str | None:
-    """What does not fit between the proof and those of its neighbours that are known (G-RCPT-2); None where all fits."""
+def _mismatch(state: LedgerState, key: TicketKey, ticket: TicketFacts, work: ProvenWork) -> str | None:
+    """What does not fit between the proof and those of its chain that are known (G-RCPT-2); None where all fits."""
     proof = work.proof
-    if proof.upstream != work.worker:
-        upstream = state.proof(key, proof.session, proof.epoch, proof.upstream)
-        if upstream is not None and upstream.layers[1] == work.layers.start:
-            if upstream.downstream != work.worker:
-                return f"{upstream.worker} says that it sent to {upstream.downstream}, not to {work.worker}"
-            at = _first_difference(upstream.points, _points(work))
-            if at is not None:
-                return _differs(upstream.worker, work.worker, at)
-    if proof.downstream != work.worker:
-        downstream = state.proof(key, proof.session, proof.epoch, proof.downstream)
-        if downstream is not None and downstream.layers[0] == work.layers.end:
-            if downstream.upstream != work.worker:
-                return f"{downstream.worker} says that it received from {downstream.upstream}, not from {work.worker}"
-            at = _first_difference(_points(work), downstream.points)
-            if at is not None:
-                return _differs(work.worker, downstream.worker, at)
+    if ticket.routes.get((proof.session, proof.epoch), work.route) != work.route:
+        return f"{key.requester} signed another route too for this session and epoch, and that one's stages were paid"
+    upstream = state.proof(key, proof.session, proof.epoch, work.upstream)
+    if upstream is not None and upstream.layers[1] == work.layers.start:  # the requester may be a stage elsewhere
+        at = _first_difference(upstream.points, _points(work))
+        if at is not None:
+            return _differs(upstream.worker, work.worker, at)
+    downstream = state.proof(key, proof.session, proof.epoch, work.downstream)
+    if downstream is not None and downstream.layers[0] == work.layers.end:
+        at = _first_difference(_points(work), downstream.points)
+        if at is not None:
+            return _differs(work.worker, downstream.worker, at)
     return None
 
 
@@ -211,9 +208,9 @@ def _first_difference(sender: tuple[Point, ...], receiver: tuple[Point, ...]) ->
 
 def _no_receipt(work: ProvenWork, before: int) -> Settled:
     if work.unmatched:
-        reason = f"the receipt of {work.proof.downstream} is for a position at which the proof states no digest"
+        reason = f"the receipt of {work.downstream} is for a position at which the proof states no digest"
         return _held(Code.RECEIPT_UNMATCHED, reason, before)
-    return _held(Code.NO_RECEIPT, f"no receipt of {work.proof.downstream} is attached", before)
+    return _held(Code.NO_RECEIPT, f"no receipt of {work.downstream} is attached", before)
 
 
 def _held(code: Code, reason: str, micro_credits: int) -> Settled:

@@ -166,9 +166,11 @@ class LedgerState:
             raise LocalProtocolError(f"{amount} micro-credits are not what is due on {change.request_id}")
         entries = {**ticket.entries, change.worker: ticket.entries.get(change.worker, 0) + 1}
         settle_before = max(ticket.settle_before, change.settle_before)
-        self._put_ticket(
-            key, TicketFacts(settle_before, ticket.with_paid(layers, change.paid_positions), entries), ticket
-        )
+        routes = ticket.routes
+        if change.route is not None:
+            routes = {(change.session, change.epoch): change.route, **routes}
+        paid = ticket.with_paid(layers, change.paid_positions)
+        self._put_ticket(key, TicketFacts(settle_before, paid, entries, routes), ticket)
         facts = facts_of(change, 0 if before is None else before.micro_credits)
         self._tables.put("proofs", _proof_key(key, change.session, change.epoch, change.worker), encode_proof(facts))
         self._pay(change, proofs=before is None)

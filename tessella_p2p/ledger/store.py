@@ -69,8 +69,8 @@ from tessella_p2p.ledger.tables import DictTables
 from tessella_p2p.ledger.verifiers import VerifyProofs, verify_in_place
 from tessella_p2p.wire.messages import Settled
 
-SCHEMA = 3
-"""2 added the assignments; 3 the hash chain, and rows of the state that are read faster."""
+SCHEMA = 4
+"""2 added the assignments; 3 the hash chain, and rows of the state that are read faster; 4 the routes of tickets and proofs."""
 _OLDEST_SCHEMA = 1
 _HASHED_SCHEMA = 3
 _MODELS = "models"

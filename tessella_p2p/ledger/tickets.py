@@ -40,12 +40,14 @@ class TicketKey:
 class TicketFacts:
     """What is known of a ticket: what each layer was paid for, and how many entries of the journal each worker's proofs made.
 
-    ``paid`` is in the order of the layers, without overlaps.
+    ``paid`` is in the order of the layers, without overlaps; ``routes`` the digest of each (session, epoch)'s route statement, of which
+    the first one that a settled proof carried counts.
     """
 
     settle_before: int = 0
     paid: tuple[Run, ...] = ()
     entries: Mapping[str, int] = field(default_factory=dict)
+    routes: Mapping[tuple[bytes, int], bytes] = field(default_factory=dict)
 
     def due(self, layers: LayerRange, positions: int) -> int:
         """Layer·positions of ``layers`` below ``positions`` that were not paid yet."""
@@ -74,13 +76,15 @@ class TicketFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProofFacts:
-    """What is known of a settled proof: the last thing that was said, and what it brought in all."""
+    """What is known of a settled proof: the last thing that was said, and what it brought in all.
+
+    ``route`` is the digest of its route statement; empty where none was asked for yet.
+    """
 
     worker: str
     payload_digest: bytes
     layers: tuple[int, int]
-    upstream: str
-    downstream: str
+    route: bytes
     micro_credits: int
     complete: bool
     points: tuple[Point, ...]
@@ -92,8 +96,7 @@ def facts_of(change: ProofSettled, earlier: int) -> ProofFacts:
         change.worker,
         change.payload_digest,
         change.layers,
-        change.upstream,
-        change.downstream,
+        change.route or b"",
         earlier + change.micro_credits,
         change.complete,
         tuple((point.positions, point.input, point.output) for point in change.points),
@@ -102,14 +105,16 @@ def facts_of(change: ProofSettled, earlier: int) -> ProofFacts:
 
 def encode_ticket(ticket: TicketFacts) -> bytes:
     """The bytes of a ticket's row."""
-    return encode_row([ticket.settle_before, ticket.paid, sorted(ticket.entries.items())])
+    routes = [(*key, route) for key, route in sorted(ticket.routes.items())]
+    return encode_row([ticket.settle_before, ticket.paid, sorted(ticket.entries.items()), routes])
 
 
 def decode_ticket(row: bytes) -> TicketFacts:
     """The ticket in ``row``."""
     match decode_row(row):
-        case [int(settle_before), list(paid), list(entries)]:
-            return TicketFacts(settle_before, tuple(map(tuple, paid)), dict(entries))
+        case [int(settle_before), list(paid), list(entries), list(routes)]:
+            by_epoch = {(session, epoch): route for session, epoch, route in routes}
+            return TicketFacts(settle_before, tuple(map(tuple, paid)), dict(entries), by_epoch)
     raise LocalProtocolError("the row of a ticket is damaged")
 
 
@@ -119,8 +124,7 @@ def encode_proof(proof: ProofFacts) -> bytes:
         [
             proof.payload_digest,
             proof.layers,
-            proof.upstream,
-            proof.downstream,
+            proof.route,
             proof.micro_credits,
             proof.complete,
             proof.points,
@@ -134,8 +138,7 @@ def decode_proof(row: bytes, worker: str) -> ProofFacts:
         case [
             bytes(payload_digest),
             [int(start), int(end)],
-            str(upstream),
-            str(downstream),
+            bytes(route),
             int(micro_credits),
             bool(complete),
             list(points),
@@ -144,8 +147,7 @@ def decode_proof(row: bytes, worker: str) -> ProofFacts:
                 worker,
                 payload_digest,
                 (start, end),
-                upstream,
-                downstream,
+                route,
                 micro_credits,
                 complete,
                 tuple(map(tuple, points)),

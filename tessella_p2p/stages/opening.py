@@ -119,7 +119,8 @@ def verify_open(frame: m.OpenFrame, identity: StageIdentity, *, upstream: PeerId
     Raises:
         RemoteProtocolError: malformed, forged or expired, the ticket's time to open included.
         InvalidRequest: a route that is no chain, or that names another stage than this node serves.
-        NotAuthorized: from a peer that is not the previous stage of the route; a ticket that is foreign or for something else.
+        NotAuthorized: from a peer that is not the previous stage of the route; a ticket that is foreign or for something else; a
+            route statement that says something else.
         CapabilityRefused: at the tail, a capability that is bound to something else.
     """
     envelope = open_envelope(frame.open, m.CHAIN_OPEN, now_ms=now_ms)
@@ -144,6 +145,7 @@ def verify_open(frame: m.OpenFrame, identity: StageIdentity, *, upstream: PeerId
             now_ms=now_ms,
         )
     ticket, orchestrator = _ticket(body, envelope.signer, identity, now_ms)
+    _check_route_statement(body, envelope.signer)
     return Opening(
         envelope=envelope,
         capability=frame.capability,
@@ -195,6 +197,21 @@ def _ticket(
     if body.max_positions > ticket.max_positions:
         raise NotAuthorized(f"a ticket for {ticket.max_positions} positions, {body.max_positions} are asked for")
     return ticket, envelope.signer
+
+
+def _check_route_statement(body: m.ChainOpen, entry: PeerId) -> None:
+    """With another statement than of this route the stage would work unpaid."""
+    if body.route_statement is None:
+        return
+    said = open_envelope(body.route_statement, m.ROUTE, now_ms=None, signer=entry).message(m.RouteStatement)
+    stages = tuple((stage.peer_id, stage.layers) for stage in body.route)
+    if (said.request_id, said.session, said.epoch, said.stages) != (
+        body.request_id,
+        body.session,
+        body.epoch,
+        stages,
+    ):
+        raise NotAuthorized("a route statement of another request, session, epoch or route")
 
 
 class EpochFence:

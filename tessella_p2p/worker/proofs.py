@@ -162,10 +162,12 @@ class ProofWriter:
         confirmed, body = meter.confirmed, opening.body
         assert confirmed is not None
         assert body.ticket is not None
+        assert body.route_statement is not None
         proof = m.Proof(
             request_id=body.request_id,
             ticket=body.ticket,
             lease=opening.lease,
+            route=body.route_statement,
             session=body.session,
             epoch=body.epoch,
             opened_at=opening.opened_at,
@@ -176,8 +178,6 @@ class ProofWriter:
             input_digest=confirmed.boundary.input_digest,
             output_digest=confirmed.boundary.output_digest,
             marks=meter.marks(),
-            upstream=opening.upstream,
-            downstream=opening.downstream,
             receipt=confirmed.receipt,
             compute_us=meter.compute_us,
         )

@@ -39,6 +39,7 @@ def proven(*, marks: tuple[int, ...] = (), positions: int = 10, layers: tuple[in
         request_id="request",
         ticket=b"ticket",
         lease=b"lease",
+        route=b"route",
         session=bytes(16),
         epoch=1,
         opened_at=0,
@@ -48,8 +49,6 @@ def proven(*, marks: tuple[int, ...] = (), positions: int = 10, layers: tuple[in
         positions=positions,
         input_digest=bytes(32),
         output_digest=bytes(32),
-        upstream=UPSTREAM,
-        downstream=DOWNSTREAM,
         compute_us=0,
     )
     ticket = Ticket(
@@ -62,7 +61,19 @@ def proven(*, marks: tuple[int, ...] = (), positions: int = 10, layers: tuple[in
         open_before=1,
         settle_before=2,
     )
-    return ProvenWork(WORKER, bytes(32), proof, ticket, LayerRange(*layers), points, positions, False)
+    return ProvenWork(
+        worker=WORKER,
+        payload_digest=bytes(32),
+        proof=proof,
+        ticket=ticket,
+        layers=LayerRange(*layers),
+        route=bytes(32),
+        upstream=UPSTREAM,
+        downstream=DOWNSTREAM,
+        points=points,
+        receipted=positions,
+        unmatched=False,
+    )
 
 
 def test_a_claim_is_what_the_proof_says_at_its_end() -> None:

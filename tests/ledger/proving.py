@@ -12,6 +12,7 @@ from tessella_p2p.ledger.evidence import ProofRefused, SettlementTerms, verify_p
 from tessella_p2p.ledger.settlement import refusal, settle
 from tessella_p2p.ledger.state import LedgerState
 from tessella_p2p.ledger.tables import DictTables
+from tessella_p2p.wire import messages
 from tessella_p2p.wire.envelope import seal
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import (
@@ -23,6 +24,7 @@ from tessella_p2p.wire.messages import (
     Lease,
     Proof,
     ReceiptBody,
+    RouteStatement,
     Settled,
     Ticket,
 )
@@ -131,6 +133,24 @@ class Stage:
 ROUTE = (Stage(WORKERS[0], (0, 10)), Stage(WORKERS[1], (10, 20)), Stage(WORKERS[2], (20, 30)))
 
 
+def route_statement(
+    route: Sequence[Stage] = ROUTE,
+    *,
+    signer: NodeKey = REQUESTER,
+    request_id: str = "request-1",
+    session: bytes = SESSION,
+    epoch: int = 0,
+    at: int = NOW,
+) -> bytes:
+    body = RouteStatement(
+        request_id=request_id,
+        session=session,
+        epoch=epoch,
+        stages=tuple((stage.key.peer_id, stage.layers) for stage in route),
+    )
+    return seal(signer, messages.ROUTE, body, sequence=1, now_ms=at)
+
+
 def proof_body(
     index: int = 1,
     *,
@@ -143,6 +163,7 @@ def proof_body(
     opened_at: int = NOW,
     sealed_ticket: bytes | None = None,
     sealed_lease: bytes | None = None,
+    sealed_route: bytes | None = None,
     sealed_receipt: bytes | None = None,
     requester: NodeKey = REQUESTER,
     salt_in: str = "",
@@ -151,7 +172,6 @@ def proof_body(
     """The proof of one stage; ``receipted`` −1 is a receipt for all positions, None is none."""
     stage = route[index]
     downstream = route[index + 1].key if index + 1 < len(route) else requester
-    upstream = route[index - 1].key if index else requester
     marks = tuple(
         DigestMark(
             positions=at,
@@ -175,6 +195,8 @@ def proof_body(
         request_id=request_id,
         ticket=sealed_ticket or ticket(request_id, requester=requester),
         lease=sealed_lease or lease(stage.key, stage.layers),
+        route=sealed_route
+        or route_statement(route, signer=requester, request_id=request_id, session=session, epoch=epoch),
         session=session,
         epoch=epoch,
         opened_at=opened_at,
@@ -185,8 +207,6 @@ def proof_body(
         input_digest=digest_at(stage.layers[0], positions, salt_in),
         output_digest=digest_at(stage.layers[1], positions, salt_out),
         marks=marks,
-        upstream=upstream.peer_id,
-        downstream=downstream.peer_id,
         receipt=sealed_receipt,
         compute_us=1234,
     )

@@ -202,6 +202,8 @@ EDITS: dict[str, Edit] = {
     },
     "another payload": lambda _: {"payload_digest": bytes(32)},
     "another neighbour": lambda _: {"upstream": WORKERS[5].peer_id},
+    "another route": lambda _: {"route": bytes(32)},
+    "no route": lambda _: {"route": None},
     "digests left out": lambda change: {"points": change.points[1:]},
     "the requester pays what it has not": lambda _: {"requester_pays": True},
 }

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.ledger import evidence
 from tessella_p2p.ledger.accounts import ISSUANCE, Transfer
 from tessella_p2p.ledger.changes import Slashed
 from tessella_p2p.ledger.evidence import Code, ProofRefused, SettlementTerms, verify_proof
@@ -32,6 +33,7 @@ from tests.ledger.proving import (
     lease,
     proof_body,
     receipt,
+    route_statement,
     seal_proof,
     ticket,
 )
@@ -456,8 +458,75 @@ def test_a_receipt_of_other_work_is_refused(foreign: bytes) -> None:
 
 
 def test_a_tail_whose_tokens_went_to_somebody_else_is_refused() -> None:
+    """The receipts are of a throwaway identity, which claims to be the requester, or does not."""
     body = proof_body(2, requester=key_of("throwaway"), sealed_ticket=ticket())
-    assert refused_code(seal_proof(body, ROUTE[2].key)) == Code.FOREIGN_RECEIPT
+    assert refused_code(seal_proof(body, ROUTE[2].key)) == Code.FOREIGN_ROUTE
+    body = body.model_copy(update={"route": route_statement()})
+    assert refused_code(seal_proof(body, ROUTE[2].key)) == "invalid_signature"
+
+
+ACCOMPLICE = WORKERS[5]
+WITH_ACCOMPLICE = (ROUTE[0], ROUTE[1], Stage(ACCOMPLICE, (20, 30)))
+
+
+@pytest.mark.parametrize(
+    ("route", "code"),
+    [
+        (route_statement(), "invalid_signature"),
+        (route_statement(WITH_ACCOMPLICE, signer=MIDDLE), Code.FOREIGN_ROUTE),
+        (route_statement(WITH_ACCOMPLICE, signer=ACCOMPLICE), Code.FOREIGN_ROUTE),
+        (route_statement(WITH_ACCOMPLICE, request_id="another"), Code.FOREIGN_ROUTE),
+        (route_statement(WITH_ACCOMPLICE, session=b"t" * 16), Code.FOREIGN_ROUTE),
+        (route_statement(WITH_ACCOMPLICE, epoch=1), Code.FOREIGN_ROUTE),
+    ],
+    ids=[
+        "the true route",
+        "the worker's",
+        "the accomplice's",
+        "of another request",
+        "of another session",
+        "of an epoch",
+    ],
+)
+def test_an_accomplice_that_signs_for_positions_that_never_were_brings_nothing(route: bytes, code: str) -> None:
+    """A stage before the tail names whom it likes as its downstream; the neighbour that served is paid for what there was."""
+    ledger = PaperLedger()
+    boast = proof_body(1, route=WITH_ACCOMPLICE, positions=1000, sealed_route=route)
+    refused = ledger.settle(seal_proof(boast, MIDDLE))
+    assert (refused.status, refused.code) == ("refused", code)
+    for index in (0, 2):
+        honest = ledger.settle(seal_proof(proof_body(index), ROUTE[index].key))
+        assert honest.micro_credits == credits_for(TEN_LAYERS, 300)
+    assert ledger.balance(MIDDLE) == 0
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        (ROUTE[0], Stage(MIDDLE, (10, 21)), Stage(ROUTE[2].key, (21, 30))),
+        (ROUTE[0], Stage(WORKERS[4], (10, 20)), ROUTE[2]),
+        (ROUTE[0], ROUTE[1]),
+        (*ROUTE, Stage(ACCOMPLICE, (30, 31))),
+    ],
+    ids=["other layers", "without the worker", "too short", "too long"],
+)
+def test_a_route_without_this_worker_on_these_layers_is_refused(route: tuple[Stage, ...]) -> None:
+    body = proof_body(sealed_route=route_statement(route))
+    assert refused_code(seal_proof(body, MIDDLE)) == Code.FOREIGN_ROUTE
+
+
+@pytest.mark.parametrize("raw", [ticket(), b"route"], ids=["of another domain", "no envelope"])
+def test_a_route_that_is_no_statement_is_refused(raw: bytes) -> None:
+    assert refused_code(seal_proof(proof_body(sealed_route=raw), MIDDLE)) in ("invalid_signature", "malformed_message")
+
+
+def test_the_stages_of_a_chain_cost_one_verification_of_its_route() -> None:
+    statement = route_statement(session=b"u" * 16)
+    verified = evidence._open_route.cache_info().misses
+    for index, stage in enumerate(ROUTE):
+        body = proof_body(index, session=b"u" * 16, sealed_route=statement)
+        verify_proof(seal_proof(body, stage.key), TERMS, NOW)
+    assert evidence._open_route.cache_info().misses == verified + 1
 
 
 def test_a_tail_that_proves_all_but_its_last_layer_is_no_less_a_tail() -> None:
@@ -496,12 +565,37 @@ def test_neighbours_that_stopped_at_different_positions_fit_on_their_common_pref
         assert ledger.settle(seal_proof(proof_body(index, positions=positions), ROUTE[index].key)).status == "settled"
 
 
-def test_neighbours_that_name_other_neighbours_are_held() -> None:
+ELSEWHERE = (ROUTE[0], Stage(WORKERS[4], (10, 20)), Stage(WORKERS[5], (20, 30)))
+
+
+def test_of_two_routes_of_one_epoch_the_first_settles_and_the_other_is_held() -> None:
+    """Stages that share no neighbour: the requester alone contradicts itself."""
     ledger = PaperLedger()
-    ledger.settle(seal_proof(proof_body(1), MIDDLE))
-    elsewhere = (Stage(WORKERS[4], (0, 10)), ROUTE[1], ROUTE[2])
-    odd = ledger.settle(seal_proof(proof_body(0, route=elsewhere), WORKERS[4]))
-    assert (odd.status, odd.code) == ("held", Code.NEIGHBOUR_MISMATCH)
+    assert ledger.settle(seal_proof(proof_body(0), ROUTE[0].key)).status == "settled"
+    for index in (1, 2):
+        odd = ledger.settle(seal_proof(proof_body(index, route=ELSEWHERE), ELSEWHERE[index].key))
+        assert (odd.status, odd.code, odd.micro_credits) == ("held", Code.NEIGHBOUR_MISMATCH, 0)
+        assert REQUESTER.peer_id in str(odd.reason)
+    for index in (1, 2):
+        assert ledger.settle(seal_proof(proof_body(index), ROUTE[index].key)).status == "settled"
+
+
+def test_another_epoch_or_session_may_have_another_route_and_the_same_one_may_be_sealed_again() -> None:
+    ledger = PaperLedger()
+    ledger.settle(seal_proof(proof_body(0), ROUTE[0].key))
+    later = proof_body(1, route=ELSEWHERE, epoch=1)
+    assert ledger.settle(seal_proof(later, WORKERS[4])).status == "settled"
+    other = proof_body(2, route=ELSEWHERE, session=b"t" * 16)
+    assert ledger.settle(seal_proof(other, WORKERS[5])).status == "settled"
+    again = route_statement(at=NOW + 1)
+    assert ledger.settle(seal_proof(proof_body(1, sealed_route=again), MIDDLE)).status == "settled"
+
+
+def test_a_worker_that_proves_two_routes_of_one_epoch_is_refused() -> None:
+    ledger = PaperLedger()
+    ledger.settle(seal_proof(proof_body(0), ROUTE[0].key))
+    settled = ledger.settle(seal_proof(proof_body(0, route=ELSEWHERE), ROUTE[0].key))
+    assert (settled.status, settled.code) == ("refused", Code.PROOF_CONFLICT)
 
 
 # ---- Attribution and forgetting ----

@@ -69,7 +69,18 @@ def ticket(
     return seal(minter, m.TICKET, body, sequence=1, now_ms=NOW - 1000, ttl_ms=HOUR)
 
 
+def route_statement(*, signer: NodeKey = ENTRY, at: int = NOW, **changes: Any) -> bytes:
+    """What the entry states of the route of `open_body`, but for ``changes``."""
+    fields: dict[str, Any] = {"request_id": "request-1", "session": b"s" * 16, "epoch": 0, "stages": stages_of(ROUTE)}
+    return seal(signer, m.ROUTE, m.RouteStatement(**(fields | changes)), sequence=1, now_ms=at)
+
+
+def stages_of(route: tuple[m.RouteStage, ...]) -> tuple[tuple[str, tuple[int, int]], ...]:
+    return tuple((stage.peer_id, stage.layers) for stage in route)
+
+
 def open_body(**changes: Any) -> m.ChainOpen:
+    """A chain-open; one with a ticket states its route."""
     fields: dict[str, Any] = {
         "session": b"s" * 16,
         "epoch": 0,
@@ -83,7 +94,10 @@ def open_body(**changes: Any) -> m.ChainOpen:
         "sampling": m.Sampling(),
         "digest_key": b"k" * 32,
     }
-    return m.ChainOpen(**(fields | changes))
+    fields |= changes
+    if fields.get("ticket") is not None and "route_statement" not in fields:
+        fields["route_statement"] = route_statement(session=fields["session"], epoch=fields["epoch"])
+    return m.ChainOpen(**fields)
 
 
 @dataclass(frozen=True)

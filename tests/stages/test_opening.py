@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ from tessella_p2p.base.errors import (
     TessellaError,
 )
 from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.limits import MAX_EPOCHS, MAX_MODEL_LAYERS, MAX_ROUTE_BYTES, MAX_STAGES
 from tessella_p2p.stages.opening import EpochFence, open_hash, verify_capability, verify_open
 from tessella_p2p.wire import messages as m
+from tessella_p2p.wire.envelope import seal
 from tessella_p2p.wire.keys import NodeKey
 from tests.stages.openings import (
     ENTRY,
@@ -32,9 +35,12 @@ from tests.stages.openings import (
     STRANGER,
     capability,
     identity,
+    key_of,
     open_body,
     opened,
+    route_statement,
     sealed,
+    stages_of,
     ticket,
 )
 
@@ -168,6 +174,66 @@ def test_a_ticket_that_does_not_fit_is_refused(index: int, raw: bytes, error: ty
 
 def test_a_ticket_pays_for_as_many_positions_as_it_says() -> None:
     assert opened(0, ticket=ticket(max_positions=50)).ticket is not None
+
+
+ELSEWHERE = stages_of((ROUTE[0], ROUTE[1].model_copy(update={"peer_id": STRANGER.peer_id}), ROUTE[2]))
+WRONG_ROUTE_STATEMENTS: dict[str, tuple[bytes, type[TessellaError]]] = {
+    "signed by a stranger": (route_statement(signer=STRANGER), InvalidSignature),
+    "signed by the stage before": (route_statement(signer=STAGES[0]), InvalidSignature),
+    "of another request": (route_statement(request_id="request-2"), NotAuthorized),
+    "of another session": (route_statement(session=b"t" * 16), NotAuthorized),
+    "of another epoch": (route_statement(epoch=1), NotAuthorized),
+    "over another stage": (route_statement(stages=ELSEWHERE), NotAuthorized),
+    "with other layers": (
+        route_statement(stages=stages_of((*moved(0, (0, 1))[:1], *moved(1, (1, 4))[1:]))),
+        NotAuthorized,
+    ),
+    "that ends early": (route_statement(stages=stages_of(ROUTE[:2])), NotAuthorized),
+    "of another domain": (ticket(minter=ENTRY), InvalidSignature),
+    "that is none": (b"statement", MalformedMessage),
+}
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize(("raw", "error"), WRONG_ROUTE_STATEMENTS.values(), ids=WRONG_ROUTE_STATEMENTS)
+def test_a_route_statement_that_says_something_else_is_refused(
+    index: int, raw: bytes, error: type[TessellaError]
+) -> None:
+    with pytest.raises(error):
+        opened(index, ticket=ticket(), route_statement=raw)
+
+
+def test_a_route_statement_comes_with_a_ticket_and_never_without() -> None:
+    fields = dict(open_body(ticket=ticket()))
+    for missing in ("ticket", "route_statement"):
+        with pytest.raises(ValueError, match="come together"):
+            m.ChainOpen(**(fields | {missing: None}))
+
+
+def test_a_statement_of_the_longest_route_fits_into_its_bound() -> None:
+    start = MAX_MODEL_LAYERS - MAX_STAGES
+    cuts = [0, *range(start + 1, MAX_MODEL_LAYERS + 1)]
+    stages = tuple((key_of(f"peer {at}").peer_id, cut) for at, cut in enumerate(pairwise(cuts)))
+    sequence, now_ms = 2**53 - 1, 2**52
+    longest = m.RouteStatement(request_id="r" * 64, session=b"s" * 16, epoch=MAX_EPOCHS - 1, stages=stages)
+    assert len(stages) == MAX_STAGES
+    assert len(seal(ENTRY, m.ROUTE, longest, sequence=sequence, now_ms=now_ms)) <= MAX_ROUTE_BYTES
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        (),
+        ((STAGES[0].peer_id, (1, 2)),),
+        ((STAGES[0].peer_id, (0, 2)), (STAGES[1].peer_id, (3, 4))),
+        ((STAGES[0].peer_id, (0, 2)), (STAGES[1].peer_id, (1, 4))),
+        ((STAGES[0].peer_id, (0, 2)), (STAGES[0].peer_id, (2, 4))),
+    ],
+    ids=["empty", "late start", "gap", "overlap", "twice"],
+)
+def test_a_route_statement_is_a_chain_of_different_peers(stages: tuple[tuple[str, tuple[int, int]], ...]) -> None:
+    with pytest.raises(ValueError, match=r"stages|layer|twice"):
+        m.RouteStatement(request_id="r", session=b"s" * 16, epoch=0, stages=stages)
 
 
 HONEST = sealed()

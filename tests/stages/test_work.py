@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import InvalidSignature, MalformedMessage, RemoteProtocolError
-from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, MAX_POSITIONS, MAX_PROOF_BYTES, MAX_PROOF_MARKS
+from tessella_p2p.base.limits import (
+    DIGEST_MARK_POSITIONS,
+    MAX_POSITIONS,
+    MAX_PROOF_BYTES,
+    MAX_PROOF_MARKS,
+    MAX_ROUTE_BYTES,
+)
 from tessella_p2p.stages.work import MAX_STALE_RECEIPTS, MAX_UNCONFIRMED_STEPS, WorkMeter, seal_receipt
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import ClockSequencer, encode_message
@@ -215,6 +221,7 @@ def test_the_longest_sessions_marks_fit_into_a_proof_and_are_also_a_neighbours()
         request_id="r" * 64,
         ticket=ticket(),
         lease=sealed().open,
+        route=bytes(MAX_ROUTE_BYTES),
         session=SESSION,
         epoch=0,
         opened_at=NOW,
@@ -225,8 +232,6 @@ def test_the_longest_sessions_marks_fit_into_a_proof_and_are_also_a_neighbours()
         input_digest=bytes(32),
         output_digest=bytes(32),
         marks=marks,
-        upstream=SENDER.peer_id,
-        downstream=RECEIVER.peer_id,
         receipt=meter.confirmed.receipt,
         compute_us=1 << 50,
     )

@@ -19,6 +19,7 @@ from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
+from tessella_p2p.wire.envelope import seal
 from tessella_p2p.wire.frames import Kind
 from tests.worker.raw_peer import DIGEST_KEY, RawPeer, RawStream, ids_step, raw_peer, stage_of
 
@@ -108,7 +109,19 @@ class HostileMesh:
             "sampling": m.Sampling(),
             "digest_key": DIGEST_KEY,
         }
-        return m.ChainOpen(**(fields | changes))
+        fields |= changes
+        if fields.get("ticket") is not None:
+            fields["route_statement"] = self._route_statement(fields)
+        return m.ChainOpen(**fields)
+
+    def _route_statement(self, fields: dict[str, Any]) -> bytes:
+        statement = m.RouteStatement(
+            request_id=fields["request_id"],
+            session=fields["session"],
+            epoch=fields["epoch"],
+            stages=tuple((stage.peer_id, stage.layers) for stage in fields["route"]),
+        )
+        return seal(self.entry.key, m.ROUTE, statement, sequence=1, now_ms=self.entry.clock.unix_ms())
 
     async def ticket(self, request_id: str, max_positions: int = 64) -> bytes:
         """A real ticket for the raw entry."""

@@ -32,6 +32,7 @@ from tessella_p2p.wire.messages.chains import (
     Penalty,
     Probability,
     RouteStage,
+    RouteStatement,
     Sampling,
 )
 from tessella_p2p.wire.messages.federation import (
@@ -147,6 +148,7 @@ from tessella_p2p.wire.messages.types import (
     PROOF,
     RECEIPT,
     REQUEST,
+    ROUTE,
     STAGE_RECORD,
     TICKET,
     Addresses,
@@ -183,6 +185,7 @@ __all__ = [
     "PROOF",
     "RECEIPT",
     "REQUEST",
+    "ROUTE",
     "STAGE_RECORD",
     "TICKET",
     "AccountEntries",
@@ -291,6 +294,7 @@ __all__ = [
     "RequestName",
     "RevokedLease",
     "RouteStage",
+    "RouteStatement",
     "Sampling",
     "Sealed",
     "SealedEntry",

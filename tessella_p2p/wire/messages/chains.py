@@ -26,6 +26,7 @@ from tessella_p2p.wire.messages.types import (
     Positions,
     RequestName,
     Sealed,
+    SealedRoute,
     Session,
 )
 
@@ -94,6 +95,30 @@ class Sampling(Message):
         return self.repetition_penalty != 1.0
 
 
+class RouteStatement(Message):
+    """Who serves which layers of (session, epoch). Domain `ROUTE`, audience anyone, signer the requester.
+
+    What a chain-open says of its route, without its secrets: a stage's proof carries it to the orchestrator, so that the requester and
+    not the stage says whose receipt counts.
+    """
+
+    request_id: RequestName
+    session: Session
+    epoch: Epoch
+    stages: Annotated[tuple[tuple[Peer, Layers], ...], Field(min_length=1, max_length=MAX_STAGES)]
+
+    @model_validator(mode="after")
+    def _is_a_chain(self) -> Self:
+        end = 0
+        for _, layers in self.stages:
+            if layers[0] != end:
+                raise ValueError(f"a gap or an overlap at layer {end}")
+            end = layers[1]
+        if len({peer for peer, _ in self.stages}) != len(self.stages):
+            raise ValueError("a peer is in it twice")
+        return self
+
+
 class ChainOpen(Message):
     """The entry opens (session, epoch) on a route. Domain `CHAIN_OPEN`, audience anyone; it travels head → tail as it is.
 
@@ -104,6 +129,8 @@ class ChainOpen(Message):
 
     ``history`` is what the tail's penalties have to know, as little-endian u32 ids: where they count the prompt, its distinct ids;
     then, where they count the answer, its first ``history_answer`` tokens in order, which an earlier epoch brought. Else it is empty.
+
+    ``route_statement`` says the route once more, for the proofs of its stages: it is there where a ``ticket`` is.
     """
 
     session: Session
@@ -122,10 +149,13 @@ class ChainOpen(Message):
     cache_scope: Annotated[bytes, Field(max_length=32)] = b""
     digest_key: Digest
     ticket: Sealed | None = None
+    route_statement: SealedRoute | None = None
     wait_ms: Annotated[int, Field(ge=0, le=MAX_PLACE_WAIT_MS)] = 0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if (self.ticket is None) != (self.route_statement is None):
+            raise ValueError("a ticket and a route statement come together")
         if 4 * self.history_answer > len(self.history):
             raise ValueError("an answer that is longer than the history")
         if self.sampling.num_top and self.output != "logprobs":

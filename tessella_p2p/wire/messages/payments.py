@@ -20,6 +20,7 @@ from tessella_p2p.wire.messages.types import (
     Reason,
     RequestName,
     Sealed,
+    SealedRoute,
     Session,
     Tier,
     TimeMs,
@@ -81,11 +82,15 @@ class DigestMark(Message):
 
 
 class Proof(Message):
-    """A stage's statement of its work for one (session, epoch). Domain `PROOF`, audience the orchestrator that minted the ticket."""
+    """A stage's statement of its work for one (session, epoch). Domain `PROOF`, audience the orchestrator that minted the ticket.
+
+    Its neighbours, and so whose ``receipt`` counts, are those that the requester's `RouteStatement` in ``route`` names.
+    """
 
     request_id: RequestName
     ticket: Sealed
     lease: Sealed
+    route: SealedRoute
     session: Session
     epoch: Epoch
     opened_at: TimeMs
@@ -96,8 +101,6 @@ class Proof(Message):
     input_digest: Digest
     output_digest: Digest
     marks: Annotated[tuple[DigestMark, ...], Field(max_length=MAX_DIGEST_MARKS)] = ()
-    upstream: Peer
-    downstream: Peer
     receipt: Sealed | None = None
     compute_us: Count
 

@@ -16,6 +16,7 @@ from tessella_p2p.base.limits import (
     MAX_MODEL_LAYERS,
     MAX_PAGE_ROWS,
     MAX_POSITIONS,
+    MAX_ROUTE_BYTES,
 )
 from tessella_p2p.wire.keys import public_key_of
 
@@ -27,6 +28,7 @@ ANSWER = "orchestrator-answer"
 TICKET = "ticket"
 CHAIN_OPEN = "chain-open"
 CAPABILITY = "capability"
+ROUTE = "route"
 RECEIPT = "receipt"
 PROOF = "proof"
 ORDER = "order"
@@ -57,6 +59,8 @@ Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 Session = Annotated[bytes, Field(min_length=16, max_length=16)]
 Sealed = Annotated[bytes, Field(min_length=1, max_length=64 * KIB)]
 """An envelope inside a message."""
+SealedRoute = Annotated[bytes, Field(min_length=1, max_length=MAX_ROUTE_BYTES)]
+"""The envelope of a `RouteStatement`."""
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[0-9A-Za-z_.:/@+-]+$")]
 """Of a model, a recipe, a device, a code: ASCII, so that no two of them look the same."""
 RequestName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_.-]+$")]
