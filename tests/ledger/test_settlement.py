@@ -9,7 +9,7 @@ import pytest
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.ledger import evidence
 from tessella_p2p.ledger.accounts import ISSUANCE, Transfer
-from tessella_p2p.ledger.changes import Slashed
+from tessella_p2p.ledger.changes import ProofSettled, Slashed
 from tessella_p2p.ledger.evidence import Code, ProofRefused, SettlementTerms, verify_proof
 from tessella_p2p.ledger.revocation import Revocation
 from tessella_p2p.ledger.settlement import expire
@@ -596,6 +596,19 @@ def test_a_worker_that_proves_two_routes_of_one_epoch_is_refused() -> None:
     ledger.settle(seal_proof(proof_body(0), ROUTE[0].key))
     settled = ledger.settle(seal_proof(proof_body(0, route=ELSEWHERE), ROUTE[0].key))
     assert (settled.status, settled.code) == ("refused", Code.PROOF_CONFLICT)
+
+
+def test_a_proof_that_was_paid_in_part_before_routes_were_stated_is_paid_the_rest() -> None:
+    before, ledger = PaperLedger(), PaperLedger()
+    before.settle(seal_proof(proof_body(receipted=200), MIDDLE))
+    (change,) = before.changes
+    assert isinstance(change, ProofSettled)
+    ledger.state.apply(change.model_copy(update={"route": None}), NOW)
+    assert ledger.settle(seal_proof(proof_body(), MIDDLE)).micro_credits == credits_for(TEN_LAYERS, 300)
+    odd = ledger.settle(
+        seal_proof(proof_body(2, route=(ROUTE[0], Stage(WORKERS[4], (10, 20)), ROUTE[2])), ROUTE[2].key)
+    )
+    assert odd.code == Code.NEIGHBOUR_MISMATCH
 
 
 # ---- Attribution and forgetting ----

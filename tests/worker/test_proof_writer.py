@@ -20,7 +20,7 @@ from tessella_p2p.stages.work import WorkMeter, seal_receipt
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import ClockSequencer, open_envelope
 from tessella_p2p.worker.proofs import ProofWriter
-from tests.stages.openings import ENTRY, NOW, ORCHESTRATOR, STAGES, opened, ticket
+from tests.stages.openings import NOW, ORCHESTRATOR, STAGES, opened, ticket
 from tests.worker.hostile_mesh import keyed, pass_time
 
 T = TypeVar("T")
@@ -82,14 +82,15 @@ async def test_a_proof_says_what_was_confirmed_under_the_lease_of_the_open(tmp_p
         meter = confirmed_meter()
         meter.receive(2, bytes(8))
         meter.finish(bytes(64))  # nobody signed for these two
-        await writer.prove(opened(0, ticket=ticket()), meter)
+        opening = opened(0, ticket=ticket())
+        await writer.prove(opening, meter)
         (pending,) = here.log.pending(ORCHESTRATOR.peer_id, 10)
         envelope = open_envelope(pending.envelope, m.PROOF, now_ms=None, audience=ORCHESTRATOR.peer_id)
         proof = envelope.message(m.Proof)
         assert envelope.signer == STAGES[0].peer_id
         digests = (keyed(bytes(12), OPENED), keyed(bytes(96), OPENED))
         assert (proof.positions, proof.input_digest, proof.output_digest) == (3, *digests)
-        assert (proof.lease, proof.layers, proof.upstream) == (b"the lease in force", (0, 2), ENTRY.peer_id)
+        assert (proof.lease, proof.layers, proof.route) == (b"the lease in force", (0, 2), opening.body.route_statement)
 
 
 async def test_a_checkpoint_that_a_crash_left_becomes_a_proof(tmp_path: Path, clock: VirtualClock) -> None:
