@@ -21,11 +21,12 @@ them.
 from __future__ import annotations
 
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import MAX_PROOFS_PER_TICKET_AND_WORKER, MICRO_PER_LAYER_POSITION
+from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, MAX_PROOFS_PER_TICKET_AND_WORKER, MICRO_PER_LAYER_POSITION
 from tessella_p2p.ledger.changes import Change, ProofSettled, TicketsExpired
 from tessella_p2p.ledger.evidence import Code, ProofRefused, ProvenWork, SettlementTerms
 from tessella_p2p.ledger.state import DAY_MS, LedgerState
 from tessella_p2p.ledger.tickets import Point, ProofFacts, TicketFacts, TicketKey
+from tessella_p2p.wire.marks import mark_stride
 from tessella_p2p.wire.messages import Settled
 
 _MAX_REASON_CHARS = 512
@@ -60,6 +61,7 @@ def settle(
         if earlier.payload_digest == work.payload_digest and earlier.complete:
             return (), Settled(status="duplicate", micro_credits=before)
         _check_own(earlier, work)
+    _check_marks(work)
     if not proof.positions:
         return (), Settled(status="settled")
     if not work.receipted:
@@ -170,6 +172,29 @@ def _check_own(earlier: ProofFacts, work: ProvenWork) -> None:
             raise ProofRefused(
                 Code.PROOF_CONFLICT, f"{work.worker} proved other digests at position {positions} before"
             ).blame(work.worker)
+    stated, end = {point.positions for point in work.points}, work.proof.positions
+    for positions, _, _ in earlier.points[:-1]:  # the last one is that proof's end, which need be no mark
+        is_thinned = positions % DIGEST_MARK_POSITIONS == 0 and positions % mark_stride(end) != 0
+        if positions <= end and positions not in stated and not is_thinned:
+            raise ProofRefused(
+                Code.MALFORMED_MARKS,
+                f"{work.worker} stated digests at position {positions} before, and leaves them out",
+            ).blame(work.worker)
+
+
+def _check_marks(work: ProvenWork) -> None:
+    """Whether the marks are there that an honest stage gives: else neighbours have nothing to compare, and auditors no beginning.
+
+    It is asked here and not where a proof is verified by itself: whoever mirrors a ledger takes what an older version has settled.
+    """
+    positions = work.proof.positions
+    stated = {point.positions for point in work.points}
+    stride = mark_stride(positions)
+    missing = next((at for at in range(stride, positions + 1, stride) if at not in stated), None)
+    if missing is not None:
+        raise ProofRefused(
+            Code.MALFORMED_MARKS, f"{work.worker} proves {positions} positions and states no digests at {missing}"
+        ).blame(work.worker)
 
 
 def _mismatch(state: LedgerState, key: TicketKey, ticket: TicketFacts, work: ProvenWork) -> str | None:

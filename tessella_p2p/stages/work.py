@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from tessella_p2p.base.errors import RemoteProtocolError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, MAX_PROOF_MARKS, TICKET_OPEN_S, TICKET_SETTLE_S
+from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, TICKET_OPEN_S, TICKET_SETTLE_S
 from tessella_p2p.stages.digest import RunningDigest
 from tessella_p2p.stages.engine import Buffer
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Sequencer, open_envelope, seal
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.wire.marks import mark_stride
 
 MAX_UNCONFIRMED_STEPS = 8192
 MAX_STALE_RECEIPTS = 16
@@ -167,9 +168,7 @@ class WorkMeter:
         neighbour that is at another position may keep twice as many, the same ones among them, so the two have marks in common.
         """
         limit = self.confirmed.boundary.positions if self.confirmed is not None else 0
-        stride = DIGEST_MARK_POSITIONS
-        while limit // stride > MAX_PROOF_MARKS:
-            stride *= 2
+        stride = mark_stride(limit)
         return tuple(mark for mark in self._marks if mark.positions <= limit and mark.positions % stride == 0)
 
     def input_receipt(self) -> tuple[int, bytes]:

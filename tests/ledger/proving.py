@@ -15,6 +15,7 @@ from tessella_p2p.ledger.tables import DictTables
 from tessella_p2p.wire import messages
 from tessella_p2p.wire.envelope import seal
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.wire.marks import mark_stride
 from tessella_p2p.wire.messages import (
     LEASE,
     PROOF,
@@ -172,13 +173,14 @@ def proof_body(
     """The proof of one stage; ``receipted`` −1 is a receipt for all positions, None is none."""
     stage = route[index]
     downstream = route[index + 1].key if index + 1 < len(route) else requester
+    stride = mark_stride(positions)
     marks = tuple(
         DigestMark(
             positions=at,
             input=digest_at(stage.layers[0], at, salt_in),
             output=digest_at(stage.layers[1], at, salt_out),
         )
-        for at in range(100, positions, 100)
+        for at in sorted({*range(100, positions, 100), *range(stride, positions, stride)})
     )
     if sealed_receipt is None and receipted is not None:
         covers = positions if receipted < 0 else receipted

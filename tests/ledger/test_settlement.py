@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tessella_p2p.base.ids import LayerRange
+from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, MAX_PROOF_MARKS
 from tessella_p2p.ledger import evidence
 from tessella_p2p.ledger.accounts import ISSUANCE, Transfer
 from tessella_p2p.ledger.changes import ProofSettled, Slashed
@@ -14,6 +15,8 @@ from tessella_p2p.ledger.evidence import Code, ProofRefused, SettlementTerms, ve
 from tessella_p2p.ledger.revocation import Revocation
 from tessella_p2p.ledger.settlement import expire
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.wire.marks import mark_stride
+from tessella_p2p.wire.messages import DigestMark, Proof
 from tests.ledger.proving import (
     HOUR,
     LAYERS,
@@ -429,6 +432,58 @@ def test_marks_out_of_order_are_refused(order: tuple[int, int]) -> None:
     body = proof_body()
     marks = tuple(body.marks[0].model_copy(update={"positions": at}) for at in order)
     assert refused_code(seal_proof(body.model_copy(update={"marks": marks}), MIDDLE)) == Code.MALFORMED_MARKS
+
+
+def without_marks(body: Proof, *left_out: int) -> bytes:
+    """The same proof, without marks at some positions."""
+    kept = tuple(mark for mark in body.marks if mark.positions not in left_out)
+    return seal_proof(body.model_copy(update={"marks": kept}), MIDDLE)
+
+
+@pytest.mark.parametrize("left_out", [256, 512, 768])
+def test_a_proof_that_leaves_out_a_mark_is_refused(left_out: int) -> None:
+    assert refused_code(without_marks(proof_body(positions=900), left_out)) == Code.MALFORMED_MARKS
+
+
+def test_the_end_of_a_proof_is_a_mark_of_its_own() -> None:
+    assert PaperLedger().settle(seal_proof(proof_body(positions=256), MIDDLE)).status == "settled"
+
+
+@pytest.mark.parametrize(("left_out", "status"), [(256, "settled"), (512, "refused"), (131_072, "refused")])
+def test_of_a_very_long_proof_every_second_mark_is_enough(left_out: int, status: str) -> None:
+    """It has as many marks as a proof may have, and an audit of its beginning one to end at."""
+    positions = 2 * DIGEST_MARK_POSITIONS * MAX_PROOF_MARKS
+    body = proof_body(positions=positions, sealed_ticket=ticket(max_positions=positions))
+    marks = tuple(
+        DigestMark(positions=at, input=digest_at(10, at), output=digest_at(20, at))
+        for at in range(512, positions + 1, 512)
+        if at != left_out
+    )
+    assert len(marks) <= MAX_PROOF_MARKS
+    answer = PaperLedger().settle(seal_proof(body.model_copy(update={"marks": marks}), MIDDLE))
+    assert answer.status == status
+
+
+def test_a_later_proof_may_not_leave_out_what_an_earlier_one_stated() -> None:
+    ledger = PaperLedger()
+    assert ledger.settle(seal_proof(proof_body(positions=240), MIDDLE)).status == "settled"  # at 100, 200, 240
+    dropped = ledger.settle(without_marks(proof_body(positions=300), 100))
+    assert (dropped.status, dropped.code) == ("refused", Code.MALFORMED_MARKS)
+    assert ledger.settle(seal_proof(proof_body(positions=300), MIDDLE)).status == "settled"
+
+
+def test_a_proof_that_grows_so_long_that_its_marks_are_thinned_is_no_conflict() -> None:
+    """What an honest stage gives of one session, before and after."""
+    ledger = PaperLedger()
+    shorter, longer = 3 * DIGEST_MARK_POSITIONS * MAX_PROOF_MARKS // 4, 5 * DIGEST_MARK_POSITIONS * MAX_PROOF_MARKS // 4
+    for positions in (shorter, longer):
+        stride = mark_stride(positions)
+        marks = tuple(
+            DigestMark(positions=at, input=digest_at(10, at), output=digest_at(20, at))
+            for at in range(stride, positions + 1, stride)
+        )
+        body = proof_body(positions=positions, sealed_ticket=ticket(max_positions=longer))
+        assert ledger.settle(seal_proof(body.model_copy(update={"marks": marks}), MIDDLE)).status == "settled"
 
 
 # ---- Hostile twins: digests and receipts ----
