@@ -68,8 +68,8 @@ def resigned(fields: list[object], key: NodeKey = ALICE) -> bytes:
 
 
 @given(
-    sequence=st.integers(0, 2**53),
-    now_ms=st.integers(0, 2**53),
+    sequence=st.integers(0, 2**53 - 1),
+    now_ms=st.integers(0, 2**53 - 1 - 10**9),
     ttl_ms=st.integers(1, 10**9),
     code=st.from_regex(r"[a-z_]{1,20}", fullmatch=True),
 )
