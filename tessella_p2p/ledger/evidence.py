@@ -66,6 +66,7 @@ class Code(StrEnum):
     NEIGHBOUR_MISMATCH = "neighbour_mismatch"
     ISSUANCE_BOUND = "issuance_bound"
     REQUESTER_CANNOT_PAY = "requester_cannot_pay"
+    BYTES_BOUND = "bytes_bound"
 
 
 class ProofRefused(RefusalError):

@@ -83,6 +83,13 @@ def refusal(error: ProofRefused) -> Settled:
     return Settled(status="refused", code=error.reason_code, reason=str(error)[:_MAX_REASON_CHARS])
 
 
+def too_many_bytes(worker: PeerId, changes: tuple[Change, ...], settled: Settled) -> Settled:
+    """The answer for a proof whose ``changes`` are not written, because the worker's proofs made the ledger grow enough today."""
+    paid = sum(change.micro_credits for change in changes if isinstance(change, ProofSettled))
+    reason = f"the proofs of {worker} have made the ledger grow as much as they may today; the rest waits"
+    return _held(Code.BYTES_BOUND, reason, settled.micro_credits - paid)
+
+
 def _pay(
     state: LedgerState,
     key: TicketKey,

@@ -27,6 +27,7 @@ from tessella_p2p.base.limits import (
     MAX_SETTLED_TOGETHER,
     RESTORED_SEQUENCES,
     RESTORED_SERIALS,
+    SETTLED_BYTES_PER_WORKER_DAY,
 )
 from tessella_p2p.ledger.accounts import Account
 from tessella_p2p.ledger.assignments import Assignment, decode_assignment, encode_assignment
@@ -43,7 +44,8 @@ from tessella_p2p.ledger.audit_evidence import (
     read_open,
 )
 from tessella_p2p.ledger.chain import Head, SnapshotRow
-from tessella_p2p.ledger.changes import BlacklistChanged, JournalEntry, Slashed, VerdictReached
+from tessella_p2p.ledger.changes import BlacklistChanged, JournalEntry, Slashed, VerdictReached, encode_entry
+from tessella_p2p.ledger.day_bytes import DAY_BYTES, add_day_bytes, drop_old_days, has_old_days, read_day_bytes
 from tessella_p2p.ledger.environment import Environment, Transaction
 from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms
 from tessella_p2p.ledger.group_commit import GroupCommit
@@ -63,7 +65,7 @@ from tessella_p2p.ledger.journal import (
 from tessella_p2p.ledger.new_folder import new_folder
 from tessella_p2p.ledger.reputation import Reputation, at_time
 from tessella_p2p.ledger.revocation import Revocation, decode_revocation, encode_revocation
-from tessella_p2p.ledger.settlement import expire, refusal, settle
+from tessella_p2p.ledger.settlement import expire, refusal, settle, too_many_bytes
 from tessella_p2p.ledger.state import TABLE_NAMES, LedgerState
 from tessella_p2p.ledger.tables import DictTables
 from tessella_p2p.ledger.verifiers import VerifyProofs, verify_in_place
@@ -138,7 +140,7 @@ class LedgerStore:
     ) -> None:
         self._environment = Environment(
             path,
-            (*JOURNAL_TABLES, *AUDIT_TABLES, _ASSIGNMENTS, _REVOCATIONS, _MODELS, *TABLE_NAMES),
+            (*JOURNAL_TABLES, *AUDIT_TABLES, DAY_BYTES, _ASSIGNMENTS, _REVOCATIONS, _MODELS, *TABLE_NAMES),
             map_size_bytes=map_size_bytes,
             schema=SCHEMA,
             since=_OLDEST_SCHEMA,
@@ -190,7 +192,10 @@ class LedgerStore:
     def _settle_together(self, requests: Sequence[_Request]) -> list[list[Judged]]:
         with self._environment.write() as transaction:
             journal = Journal(transaction)
-            return [[_judge(journal, raw, work, request) for raw, work in request.works] for request in requests]
+            return [
+                [_judge(transaction, journal, raw, work, request) for raw, work in request.works]
+                for request in requests
+            ]
 
     def proof(self, sequence: int) -> bytes | None:
         """The sealed proof that entry ``sequence`` rests on, as long as it is kept."""
@@ -205,6 +210,7 @@ class LedgerStore:
         """
         with self._environment.read() as transaction:
             is_old = has_old_proof(transaction, now_ms) or has_old_evidence(transaction, now_ms)
+            is_old = is_old or has_old_days(transaction, now_ms)
             if not is_old and expire(LedgerState(transaction), now_ms) is None:
                 return False
         with self._environment.write() as transaction:
@@ -214,6 +220,7 @@ class LedgerStore:
                 journal.write(change, now_ms)
             drop_old_proofs(transaction, now_ms)
             drop_old_evidence(transaction, now_ms)
+            drop_old_days(transaction, now_ms)
         return True
 
     # ---- Verdicts, slashes, the blacklist ----
@@ -499,14 +506,20 @@ def _refused_or_shown(verified: ProvenWork | ProofRefused) -> ProvenWork | Judge
     return verified
 
 
-def _judge(journal: Journal, raw: bytes, work: ProvenWork | Judged, request: _Request) -> Judged:
+def _judge(
+    transaction: Transaction, journal: Journal, raw: bytes, work: ProvenWork | Judged, request: _Request
+) -> Judged:
     if isinstance(work, Judged):
         return work
     try:
         changes, settled = settle(journal.state, work, request.terms, request.now_ms)
     except ProofRefused as error:
         return Judged(refusal(error), work.worker, None, work)
-    sequence = None
+    now_ms, sequence = request.now_ms, None
+    if changes and read_day_bytes(transaction, work.worker, now_ms) >= SETTLED_BYTES_PER_WORKER_DAY:
+        return Judged(too_many_bytes(work.worker, changes, settled), work.worker, None, work)
     for change in changes:
-        sequence = journal.write(change, request.now_ms, raw)
+        entry = encode_entry(JournalEntry(at=now_ms, change=change))
+        sequence = journal.append(entry, change, now_ms, raw)
+        add_day_bytes(transaction, work.worker, now_ms, len(raw) + len(entry))
     return Judged(settled, work.worker, sequence, work)

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from tessella_p2p.base.errors import StorageError
+from tessella_p2p.ledger import store as store_module
 from tessella_p2p.ledger.accounts import ISSUANCE
 from tessella_p2p.ledger.assignments import Assignment, encode_assignment
+from tessella_p2p.ledger.day_bytes import DAY_BYTES
 from tessella_p2p.ledger.environment import Environment
+from tessella_p2p.ledger.evidence import Code
+from tessella_p2p.ledger.state import DAY_MS
 from tessella_p2p.ledger.store import SCHEMA, LedgerStore
 from tessella_p2p.wire import cbor
-from tests.ledger.proving import NOW, ROUTE, TERMS, WEEK, credits_for, proof_body, seal_proof
+from tests.ledger.proving import HOUR, NOW, ROUTE, TERMS, WEEK, credits_for, proof_body, seal_proof
 from tests.ledger.test_settlement import TEN_LAYERS
 
 PROJECT = Path(__file__).parents[2]
@@ -45,6 +49,62 @@ def test_answers_of_a_batch_keep_the_order_of_its_proofs(tmp_path: Path) -> None
     assert [one.settled.status for one in judged] == ["refused", "settled", "duplicate", "held"]
     assert [seq for seq, _ in store.journal()] == [1]
     store.close()
+
+
+def test_a_worker_makes_the_ledger_grow_by_a_bounded_number_of_bytes_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond it is held, not lost, and costs others nothing; a restart does not forget it."""
+    proofs = [seal_proof(proof_body(epoch=epoch), ROUTE[1].key) for epoch in range(10)]
+    bound = 4 * len(proofs[0])
+    monkeypatch.setattr(store_module, "SETTLED_BYTES_PER_WORKER_DAY", bound)
+    store = LedgerStore(tmp_path / "ledger")
+    statuses = [one.settled.status for one in store.settle(proofs, TERMS, NOW)]
+    assert set(statuses) == {"settled", "held"}
+    assert statuses == sorted(statuses, reverse=True)
+    num_settled = statuses.count("settled")
+    kept = sum(len(row.entry) + len(row.proof or b"") for row in store.snapshot(0))
+    assert len(store.journal()) == num_settled
+    assert bound <= kept < bound + 2 * len(proofs[0])
+    store.close()
+    store = LedgerStore(tmp_path / "ledger")
+    (held,) = store.settle(proofs[-1:], TERMS, NOW + HOUR)
+    assert (held.settled.code, held.settled.micro_credits) == (Code.BYTES_BOUND, 0)
+    assert [one.settled.status for one in store.settle(proofs[:1], TERMS, NOW + HOUR)] == ["duplicate"]
+    assert store.settle([seal_proof(proof_body(0), ROUTE[0].key)], TERMS, NOW + HOUR)[0].settled.status == "settled"
+    assert store.settle(proofs[-1:], TERMS, NOW + DAY_MS)[0].settled.status == "settled"
+    assert store.content() == store.replay().content()
+    store.close()
+
+
+def test_a_proof_that_is_held_for_its_bytes_says_what_it_brought_in_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "SETTLED_BYTES_PER_WORKER_DAY", 1)
+    store = LedgerStore(tmp_path / "ledger")
+    first, more = (seal_proof(proof_body(receipted=positions), ROUTE[1].key) for positions in (200, 300))
+    paid = store.settle([first], TERMS, NOW)[0].settled
+    held = store.settle([more], TERMS, NOW)[0].settled
+    assert (held.status, held.code, held.micro_credits) == ("held", Code.BYTES_BOUND, paid.micro_credits)
+    assert store.settle([more], TERMS, NOW + DAY_MS)[0].settled.micro_credits == credits_for(TEN_LAYERS, 300)
+    store.close()
+
+
+def test_days_before_yesterday_are_forgotten(tmp_path: Path) -> None:
+    store = LedgerStore(tmp_path / "ledger")
+    for day in range(3):
+        store.settle([seal_proof(proof_body(epoch=day), ROUTE[1].key)], TERMS, NOW + day * DAY_MS)
+    assert days_of(store) == 3
+    assert store.expire(NOW + 2 * DAY_MS)
+    assert days_of(store) == 2
+    assert not store.expire(NOW + 2 * DAY_MS)
+    store.close()
+
+
+def days_of(store: LedgerStore) -> int:
+    """Days of which it is known how much was added."""
+    with store._environment.read() as transaction:
+        return transaction.count(DAY_BYTES)
 
 
 def test_the_journal_is_read_by_cursor(tmp_path: Path) -> None:
