@@ -23,15 +23,16 @@ class RateLimit(Generic[WhoT]):
         self._max_tracked = max_tracked
         self._buckets: OrderedDict[WhoT, tuple[float, float]] = OrderedDict()
 
-    def allows(self, who: WhoT, now: float) -> bool:
-        """Take a token of ``who`` at ``now`` (monotonic seconds); False when there is none."""
-        return self.take(who, now, 1) == 1
+    def allows(self, who: WhoT, now: float, cost: int = 1) -> bool:
+        """Take ``cost`` tokens of ``who`` at ``now`` (monotonic seconds); False when there are fewer, and then none is taken."""
+        return self.take(who, now, cost, least=cost) == cost
 
-    def take(self, who: WhoT, now: float, wanted: int) -> int:
-        """Take up to ``wanted`` tokens of ``who`` at ``now`` (monotonic seconds); how many there were."""
+    def take(self, who: WhoT, now: float, wanted: int, least: int = 0) -> int:
+        """Take up to ``wanted`` tokens of ``who`` at ``now`` (monotonic seconds), none of fewer than ``least``; how many."""
         tokens, since = self._buckets.pop(who, (self._burst, now))
         tokens = min(self._burst, tokens + max(0.0, now - since) * self._per_s)
         taken = min(wanted, int(tokens))
+        taken = taken if taken >= least else 0
         self._buckets[who] = (tokens - taken, max(now, since))
         if len(self._buckets) > self._max_tracked:
             self._buckets.popitem(last=False)

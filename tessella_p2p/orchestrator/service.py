@@ -1,8 +1,8 @@
 """The orchestrator on the network (shell): it judges requests, and its parts answer them.
 
 It serves ``/tessella/orchestrator/1``: one request envelope a stream, one answer envelope. In this order a request is judged: size,
-form, signer = the stream's authenticated peer, admission (M-REG-2: before a signature is verified), signature and times, replay,
-content. Every refusal is a signed `Refused` that carries the error's code.
+form, signer = the stream's authenticated peer, admission (M-REG-2: before a signature is verified), how often it asks (`rates`),
+signature and times, replay, content. Every refusal is a signed `Refused` that carries the error's code.
 
 What it receives are claims, digests, counts and signatures: no prompt, no token, no tensor (M-INV-1).
 """
@@ -52,6 +52,7 @@ from tessella_p2p.orchestrator.operating import Operating
 from tessella_p2p.orchestrator.operator_log import OperatorLog
 from tessella_p2p.orchestrator.orders import Orders
 from tessella_p2p.orchestrator.publishing import Publishing
+from tessella_p2p.orchestrator.rates import RequestRates
 from tessella_p2p.orchestrator.reading import Reading
 from tessella_p2p.orchestrator.resharding import Resharding
 from tessella_p2p.orchestrator.settling import Settling
@@ -136,6 +137,7 @@ class Orchestrator:
         self.allow = allow
         """The allow-list; it may be replaced while the orchestrator runs."""
         self._guard = ReplayGuard()
+        self._rates = RequestRates()
         self._began_ms = clock.unix_ms()
         rules = rules or MemberRules()
         self.catalogue = Catalogue(models, min_claim_mb=rules.min_claim_mb)
@@ -349,7 +351,11 @@ class Orchestrator:
         if self.allow is not None and signer not in self.allow and signer not in self.federating.peers:
             raise WorkerNotAuthorized(f"{signer} is not on the allow-list of this private mesh")
         context = self._context
-        now_ms = context.clock.unix_ms()
+        now, now_ms = trio.current_time(), context.clock.unix_ms()
+        if peer is None:
+            self._rates.check_unknown(now)
+        else:
+            self._rates.check_peer(peer, now)
         self.outcomes["signatures_verified"] += 1  # here and nowhere before: who is not admitted costs no verification
         envelope = open_envelope(raw, m.REQUEST, now_ms=now_ms, audience=context.key.peer_id, signer=signer)
         if peer is None and 0 < self._began_ms - envelope.issued_at <= REQUEST_TTL_MS:
@@ -357,7 +363,13 @@ class Orchestrator:
             # older than that has expired, unless the clock was set back since.
             raise Replayed(f"a request of {signer} from before this orchestrator began: sign it again")
         self._guard.check(envelope, now_ms)
-        return signer, envelope.message(m.RequestBody).body
+        if peer is None:
+            self._rates.check_peer(
+                signer, now
+            )  # not before: what somebody else recorded and shows again is not the signer's asking
+        request = envelope.message(m.RequestBody).body
+        self._rates.check_content(signer, request, now)
+        return signer, request
 
     async def _dispatch(self, signer: PeerId, request: m.OrchestratorRequest) -> m.OrchestratorAnswer:
         handler = self._handlers.get(type(request))

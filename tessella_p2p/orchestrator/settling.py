@@ -9,9 +9,9 @@ from dataclasses import replace
 import structlog
 import trio
 
-from tessella_p2p.base.errors import Blacklisted, StorageError
+from tessella_p2p.base.errors import Blacklisted, Overloaded, StorageError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import HEARTBEAT_S
+from tessella_p2p.base.limits import HEARTBEAT_S, MAX_SETTLING_REQUESTS
 from tessella_p2p.ledger.evidence import ProvenWork, SettlementTerms, verify_proof
 from tessella_p2p.ledger.store import Judged
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
@@ -35,6 +35,7 @@ class Settling:
         self._context = context
         self._grants = grants
         self._terms = terms
+        self._num_settling = 0
         self.observers: list[Callable[[bytes, Judged], None]] = []
         """Called with each proof and its answer, once that is durable; they may not block."""
         self.foreign_balance: Callable[[PeerId], int] = lambda _: 0
@@ -85,7 +86,15 @@ class Settling:
     async def _settle(self, peer: PeerId, request: m.WorkDone) -> m.OrchestratorAnswer:
         context = self._context
         now_ms = context.clock.unix_ms()
-        judged = await context.run_blocking(lambda: context.store.settle(request.proofs, self._terms, now_ms))
+        if self._num_settling >= MAX_SETTLING_REQUESTS:
+            raise Overloaded(
+                f"proofs of {MAX_SETTLING_REQUESTS} requests are being verified: keep yours, and try again"
+            )
+        self._num_settling += 1
+        try:
+            judged = await context.run_blocking(lambda: context.store.settle(request.proofs, self._terms, now_ms))
+        finally:
+            self._num_settling -= 1
         for raw, one in zip(request.proofs, judged, strict=True):
             context.outcomes[f"proof:{one.settled.status}"] += 1
             for observer in self.observers:
