@@ -16,6 +16,7 @@ from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, S
 from tessella_p2p.bridge.answering import GenerationEndpoint
 from tessella_p2p.bridge.chat import read_chat
 from tessella_p2p.bridge.generate import read_generate
+from tessella_p2p.bridge.known_host import KnownHost
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
 from tessella_p2p.bridge.moved import moved_routes
@@ -35,6 +36,7 @@ def create_app(
     max_body_bytes: int = MAX_HTTP_BODY_BYTES,
     body_timeout_s: float = HTTP_BODY_TIMEOUT_S,
     ping_s: float = SSE_PING_S,
+    names: frozenset[str] | None = None,
 ) -> ASGIApp:
     """Everything that a node answers over HTTP.
 
@@ -46,6 +48,7 @@ def create_app(
         max_body_bytes: of a request; beyond it, 413.
         body_timeout_s: for a request's body; beyond it, 408.
         ping_s: silence after which a stream gets a comment.
+        names: under which it may be asked, see `known_host.own_names`; None: under any.
     """
     clock = clock or SystemClock()
     metrics = BridgeMetrics(node)
@@ -66,7 +69,10 @@ def create_app(
         exception_handlers=exception_handlers(logged_answer),
     )
     app.router.redirect_slashes = False  # a redirect is no JSON, and an SDK would follow it with a GET
-    return Observed(BufferedBody(app, max_body_bytes, body_timeout_s), metrics, _route_of)
+    answering: ASGIApp = BufferedBody(app, max_body_bytes, body_timeout_s)
+    if names is not None:
+        answering = KnownHost(answering, names)
+    return Observed(answering, metrics, _route_of)
 
 
 class _NodeSurface:

@@ -25,6 +25,7 @@ from tessella_p2p.base.errors import InvalidRequest, MalformedMessage, NotOperat
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
 from tessella_p2p.bridge import orchestrator_json as j
+from tessella_p2p.bridge.known_host import KnownHost
 from tessella_p2p.bridge.metrics import HttpMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
 from tessella_p2p.bridge.moved import MOVED, moved_routes
@@ -71,6 +72,7 @@ def create_orchestrator_app(
     version: str = __version__,
     max_body_bytes: int = MAX_ENVELOPE_BYTES,
     body_timeout_s: float = HTTP_BODY_TIMEOUT_S,
+    names: frozenset[str] | None = None,
 ) -> ASGIApp:
     """Everything that an orchestrator answers over HTTP.
 
@@ -79,6 +81,7 @@ def create_orchestrator_app(
         version: of this package, for the OpenAPI document.
         max_body_bytes: of a request; beyond it, 413.
         body_timeout_s: for a request's body; beyond it, 408.
+        names: under which it may be asked, see `known_host.own_names`; None: under any.
     """
     surface = _Surface(orchestrator, version)
     app = Starlette(
@@ -92,7 +95,10 @@ def create_orchestrator_app(
         exception_handlers=exception_handlers(partial(logged_answer, of_client=True)),
     )
     app.router.redirect_slashes = False
-    return Observed(BufferedBody(app, max_body_bytes, body_timeout_s), surface.http_metrics, _route_of)
+    answering: ASGIApp = BufferedBody(app, max_body_bytes, body_timeout_s)
+    if names is not None:
+        answering = KnownHost(answering, names)
+    return Observed(answering, surface.http_metrics, _route_of)
 
 
 class _Surface:

@@ -168,6 +168,16 @@ MaxPositions = Annotated[
 ]
 
 
+ApiNames = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_-])?$")], ...],
+    BeforeValidator(_listed),
+    Field(
+        max_length=16,
+        description="names under which the HTTP API may be asked beside localhost, where it listens on loopback: a proxy's",
+    ),
+]
+
+
 Quantization = Literal["none", "Q8_0", "Q4_0", "INT8", "INT4"]
 _RECIPE_OF: Final[Mapping[str, RecipeName]] = {
     "none": "f32",
@@ -273,6 +283,7 @@ class NodeConfig(ModelRoleConfig):
     models_dir: Annotated[ModelsDir, _WORKER] = Field(default_factory=default_models_dir)
     api_host: Annotated[IpAddress, _WORKER, Field(description="the address of the HTTP API")] = "127.0.0.1"
     api_port: Annotated[Port, _WORKER, Field(description="the port of the HTTP API; 0 takes a free one")] = 8080
+    api_names: Annotated[ApiNames, _WORKER] = ()
     p2p_host: Annotated[P2pHost, _WORKER] = EVERY_HOST
     p2p_port: Annotated[P2pPort, _WORKER] = 9080
     device: Annotated[Literal["cuda", "metal", "cpu"], _WORKER, Field(description="where layers are computed")] = "cpu"
@@ -461,6 +472,7 @@ class OrchestratorConfig(ModelRoleConfig):
     p2p_port: P2pPort = 9090
     api_host: Annotated[IpAddress, Field(description="the address of the HTTP API")] = "127.0.0.1"
     api_port: Annotated[Port, Field(description="the port of the HTTP API; 0 takes a free one")] = 9091
+    api_names: ApiNames = ()
     data_dir: DataDir = Field(default_factory=lambda: _default_data_dir("orchestrator"))
     models_dir: ModelsDir = Field(default_factory=default_models_dir)
     recipe: RecipeSetting = DEFAULT_RECIPE

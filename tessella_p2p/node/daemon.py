@@ -7,6 +7,7 @@ import random
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 import trio
@@ -15,6 +16,7 @@ from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
 from tessella_p2p.bridge.app import create_app
+from tessella_p2p.bridge.known_host import own_names
 from tessella_p2p.bridge.server import serve
 from tessella_p2p.entry.codec import ArtifactCodec
 from tessella_p2p.entry.service import ServedModel
@@ -68,9 +70,8 @@ async def run_daemon(config: NodeConfig) -> None:
                 log.info("recipe", recipe=recipe, conversions=facts.conversions)
                 view = LiveNodeView(facts, roles, around.clock, proof_log, in_thread)
                 drain = trio.Event()
-                url = await nursery.start(
-                    partial(serve, create_app(roles.entry, view), config.api_host, config.api_port, drain=drain)
-                )
+                app = create_app(roles.entry, view, names=own_names(config.api_host, _api_names(config)))
+                url = await nursery.start(partial(serve, app, config.api_host, config.api_port, drain=drain))
                 await nursery.start(roles.run)
                 nursery.start_soon(view.run)
                 nursery.start_soon(save_sequences, sequencer, proof_log)
@@ -79,6 +80,13 @@ async def run_daemon(config: NodeConfig) -> None:
                 drain.set()
                 await _finish_answers(roles)
                 nursery.cancel_scope.cancel()
+
+
+def _api_names(config: NodeConfig) -> tuple[str, ...]:
+    """Under which clients are told to ask, or may."""
+    public = config.announced_api_url
+    host = None if public is None else urlsplit(public).hostname
+    return config.api_names if host is None else (*config.api_names, host)
 
 
 async def _published(config: NodeConfig) -> str:

@@ -17,6 +17,7 @@ from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS, KIB, MICRO_PER_CREDIT
+from tessella_p2p.bridge.known_host import own_names
 from tessella_p2p.bridge.orchestrator_app import create_orchestrator_app
 from tessella_p2p.bridge.server import serve
 from tessella_p2p.dht.service import Discovery
@@ -109,9 +110,8 @@ async def run_orchestrator(config: OrchestratorConfig, reread: Reread | None = N
             await nursery.start(discovery.run)
             await nursery.start(orchestrator.run)
             nursery.start_soon(save_sequences, sequencer, store)
-            url = await nursery.start(
-                partial(serve, create_orchestrator_app(orchestrator), config.api_host, config.api_port)
-            )
+            app = create_orchestrator_app(orchestrator, names=own_names(config.api_host, config.api_names))
+            url = await nursery.start(partial(serve, app, config.api_host, config.api_port))
             leaving = await come_up(nursery, config, network, url)
             await leaving.wait()
             nursery.cancel_scope.cancel()
