@@ -12,11 +12,12 @@ from typing import Protocol
 import cbor2
 
 from tessella_p2p.base.errors import LocalProtocolError
+from tessella_p2p.wire import cbor
 
 
 def encode_row(value: object) -> bytes:
     """The bytes of a row's value: numbers, strings and lists of them, no map, so that one value has one encoding."""
-    return cbor2.dumps(value)
+    return cbor.encode_plain(value)
 
 
 def decode_row(row: bytes) -> object:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, TypeVar
 
-import cbor2
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tessella_p2p.base.errors import (
@@ -112,7 +111,7 @@ class Envelope:
 def encode_message(message: Message) -> bytes:
     """Canonical CBOR of a message's fields; fields that are None are left out."""
     try:
-        return cbor2.dumps(_plain(message))
+        return cbor.encode_plain(_plain(message))
     except _NotPlain:
         return cbor.encode(message.model_dump(exclude_none=True))
 
