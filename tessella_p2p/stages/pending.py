@@ -190,7 +190,7 @@ class WaitingOpens:
 
     def impatient(self, now: float) -> list[Command]:
         """Take out those who wait no longer."""
-        over = [command for command in self._queue if command.wait_until <= now or now == inf]
+        over = [command for command in self._queue if command.wait_until <= now]
         for command in over:
             self._queue.drop(command)
         return over

@@ -263,6 +263,8 @@ class StageService:
 
     def _give_places(self) -> None:
         """Let in who is next, as many as there are places, and refuse who does not want to wait."""
+        if not self._waiting:
+            return
         now = trio.current_time()
         let_in = self._waiting.take(self._free_places(), now)
         if let_in:
