@@ -127,7 +127,7 @@ class Chain:
         self._opened = open_hash(envelope)
         self._digest = RunningDigest(self._plan.digest_key, self._opened)
         self._begin_work(envelope)
-        head = self.route.stages[0].peer_id
+        head = self._head_id
         self._context.network.add_addresses(head, self.route.stages[0].addresses)  # its own word, out of its record
         try:
             with trio.fail_after(self._context.hop_timeout_s):
@@ -145,12 +145,12 @@ class Chain:
 
     def _begin_work(self, envelope: bytes) -> None:
         """Where the head is paid, have it sign for what it gets, and keep what an auditor of it may ask for."""
-        history = self._context.history
         if not self._is_paid:
             return
         self._work = SentWork(self._plan.digest_key, self._opened)
+        history = self._context.history
         if history is not None:
-            self._track = history.begin(TrackKey(*self.key, "input", self.route.stages[0].peer_id), envelope)
+            self._track = history.begin(TrackKey(*self.key, "input", self._head_id), envelope)
 
     def _seal_open(self, ids: Sequence[int]) -> tuple[bytes, bytes]:
         context = self._context

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessella_p2p.base.limits import CLOCK_SKEW_MS, HELD_TICKET_LEFT_S, MAX_HELD_TICKETS
+from tessella_p2p.base.limits import CLOCK_SKEW_MS, HELD_TICKET_LEFT_S
 from tessella_p2p.wire.messages import Tier
 
 _RENEWED_MS = int(HELD_TICKET_LEFT_S * 1000)
@@ -36,7 +36,7 @@ class HeldTicket:
 class TicketReserve:
     """At most ``size`` tickets; each is given out once."""
 
-    def __init__(self, size: int = MAX_HELD_TICKETS) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
         self._held: list[HeldTicket] = []  # by open_before
 
