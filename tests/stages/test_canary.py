@@ -15,7 +15,7 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.model.gguf import GgmlType
 from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.stages.canary import CanaryEngine, Mode, dressed, scaled, shifted
-from tessella_p2p.stages.engine import Sampled, StageEngine, StepInput, StepOutput, TokenLogprob
+from tessella_p2p.stages.engine import Sampled, StageEngine, StepInput, StepOutput
 from tessella_p2p.stages.loading import load_engine
 from tessella_p2p.stages.rows import MAX_PPM, body_of, cast, deviation_ppm, floats_of
 from tessella_p2p.stages.sampler import Sampler
@@ -85,12 +85,13 @@ def test_a_shift_stays_in_the_vocabulary_and_moves_wherever_it_can(token: int, v
 
 
 def test_a_wrong_tokens_logprob_does_not_contradict_the_alternatives() -> None:
-    _, canary = both("scale", (0, 6))
-    step = first_step(1, [5, 7], sample=Sampler(Sampling(num_top=20), logprobs=True))
-    (wrong,) = canary.forward([step])
+    honest, canary = both("scale", (0, 6))
+    step = first_step(1, [5, 1], sample=Sampler(Sampling(num_top=20), logprobs=True))
+    (true,), (wrong,) = honest.forward([step]), canary.forward([step])
+    assert isinstance(true, Sampled)
     assert isinstance(wrong, Sampled)
-    assert all(top.logprob == wrong.logprob for top in wrong.top if top.token_id == wrong.token_id)
-    assert TokenLogprob(wrong.token_id, 0.5) not in wrong.top
+    assert [top.logprob for top in wrong.top if top.token_id == wrong.token_id] == [wrong.logprob]
+    assert wrong.logprob != true.logprob
 
 
 @pytest.mark.parametrize("mode", ["echo", "scale"])
