@@ -89,11 +89,9 @@ class Resharding:
     async def _rebalance(self, _: PeerId, request: m.Rebalance) -> m.RebalancePlan:
         if not request.dry_run and self.is_busy:
             raise Overloaded("workers are being moved already: wait until they serve, then ask again")
-        roots = {
-            model.manifest_root for model in self._catalogue.models() if request.model_id in (None, model.model_id)
-        }
-        if request.model_id is not None and not roots:
-            raise UnknownModel(f"{request.model_id} is not served here")
+        name = request.model_id
+        models = self._catalogue.models() if name is None else (self._catalogue.by_name(name),)
+        roots = {model.manifest_root for model in models}
         found = [_Work(mesh, self._plan(mesh), "rebalance") for mesh in self._meshes() if mesh[0] in roots]
         work = [one for one in found if one.plan.moves]
         if not request.dry_run and work:
