@@ -84,7 +84,10 @@ class Catalogue:
         for root in self._by_root:
             if root not in needed:
                 return root
-        raise Overloaded(f"{MAX_SERVED_MODELS} manifests are served already, and each is in use")
+        raise Overloaded(
+            f"{MAX_SERVED_MODELS} manifests are served already, and each is in use: serve fewer models, "
+            "or wait until the workers of an older manifest have left"
+        )
 
     def publish(self, model: ServedModel, retired: bytes | None = None) -> None:
         """Serve ``model``, in place of what its name meant before, and no longer serve ``retired`` (see `room_for`)."""
