@@ -159,7 +159,7 @@ class MoveAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time went on; see `Members.next_deadline`."""
+    """Time went on: who is silent for too long is gone."""
 
 
 MemberEvent = Registered | Loaded | Announced | Deregistered | Excluded | MoveOrdered | MoveAbandoned | TimePassed

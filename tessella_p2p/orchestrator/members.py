@@ -15,8 +15,8 @@ serves.
 
 A member that is ordered elsewhere (`MoveOrdered`) holds what it has until it shows the lease that came with the order: with a
 heartbeat while it loads, or with its `Ready`. Both ranges count as taken until then, and the order is forgotten after `MOVE_TIMEOUT_S`;
-a worker that carries it out later is taken in by its lease all the same. A canary holds a copy of another member's range: it is listed,
-marked as what it is, and counts nowhere else.
+a worker that carries it out later is taken in by its lease where no newer one was issued to it, and else has to register. A canary
+holds a copy of another member's range: it is listed, marked as what it is, and counts nowhere else.
 
 The core does no I/O and knows no clock: `handle(event, now_ms)` returns effects, in the order in which they are to be run.
 """
@@ -163,10 +163,6 @@ class Members:
                 return self._abandon(event.peer)
             case TimePassed():
                 return self._pass_time(now_ms)
-
-    def next_deadline(self) -> int | None:
-        """When the next member will have been silent for too long, or its lease be forgotten (Unix milliseconds)."""
-        return min((deadline(member) for member in self._roster.members()), default=None)
 
     # ---- What it knows ----
 

@@ -252,7 +252,6 @@ def test_a_worker_that_loads_may_be_silent_for_the_grace() -> None:
     worker.register()
     members.handle(TimePassed(), NOW + MINUTE - 1)
     assert state_of(members, worker) is MemberState.PENDING_LOAD
-    assert members.next_deadline() == NOW + MINUTE
     members.handle(TimePassed(), NOW + MINUTE)
     assert state_of(members, worker) is MemberState.OFFLINE
 
