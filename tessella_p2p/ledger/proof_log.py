@@ -14,6 +14,7 @@ Keys are the minter's peer id, the session (16 bytes) and the epoch (4 bytes).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,13 +194,17 @@ class ProofLog:
             after = b""
             while rows := self._page(table, after):
                 overdue = [key for key, row in rows if _expires_at(table, key, row) <= now_ms]
-                with self._environment.write() as transaction:
-                    for key in overdue:
-                        transaction.delete(table, key)
-                    transaction.set_number("refused", (transaction.number("refused") or 0) + len(overdue))
+                if overdue:
+                    self._drop(table, overdue)
                 num += len(overdue)
                 after = rows[-1][0] + b"\0"
         return num
+
+    def _drop(self, table: str, keys: Sequence[bytes]) -> None:
+        with self._environment.write() as transaction:
+            for key in keys:
+                transaction.delete(table, key)
+            transaction.set_number("refused", (transaction.number("refused") or 0) + len(keys))
 
     def _page(self, table: str, after: bytes) -> list[tuple[bytes, bytes]]:
         with self._environment.read() as transaction:
