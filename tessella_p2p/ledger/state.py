@@ -1,16 +1,16 @@
 """The ledger's state and how one change moves it.
 
     table      key                                            value
-    accounts   account name                                   [micro-credits, settled proofs]
+    accounts   account name                                   micro-credits and settled proofs (8 bytes each)
     tickets    ticket key                                     `tickets.TicketFacts`
     proofs     ticket key, session, epoch, worker             `tickets.ProofFacts`
-    issued     day (8 bytes), requester                       micro-credits paid on the requester's tickets that day
-    expiry     settle_before (8 bytes), ticket key            empty
+    issued     day (8 bytes), requester                       micro-credits brought in by the requester's tickets that day
+    expiry     settle_before (8 bytes), ticket key            a zero byte
     state      "horizon"                                      the latest settle_before whose facts were dropped
     reputation peer                                           `reputation.Reputation`
     blacklist  peer                                           [since (Unix milliseconds), reason]
-    audits     audit id, "verdict" or "slash", peer           empty
-    cleared    ticket key, session, epoch, worker             empty: an audit passed this proof
+    audits     audit id, "verdict" or "slash", peer           a zero byte
+    cleared    ticket key, session, epoch, worker             a zero byte: an audit passed this proof
 
 `LedgerState.apply` is the only code that writes, in the running ledger as in a replay.
 """
