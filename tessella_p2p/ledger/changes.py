@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage
+from tessella_p2p.ledger.reputation import Verdict
 from tessella_p2p.ledger.tables import decode_row
 from tessella_p2p.wire.envelope import Message, decode_message, encode_message
 from tessella_p2p.wire.messages import (
@@ -88,7 +89,7 @@ class VerdictReached(Message):
     kind: Literal["verdict_reached"] = "verdict_reached"
     audit_id: AuditId
     peer: Peer
-    verdict: Literal["passed", "failed", "inconclusive", "copied"]
+    verdict: Verdict
     auditor: Peer | None = None
     adjudicator: Peer | None = None
     code: Name | None = None
