@@ -83,11 +83,6 @@ class ProofVerifiers:
             self._give_back(child)
         return verified
 
-    @property
-    def num_children(self) -> int:
-        """How many children wait for work."""
-        return len(self.children())
-
     def children(self) -> list[int]:
         """The process ids of the children that wait for work."""
         with self._lock:
