@@ -36,7 +36,7 @@ GROUPS: Mapping[str, Callable[[int], Awaitable[list[Result]]]] = {
 
 @click.command()
 @click.argument("groups", nargs=-1, type=click.Choice(list(GROUPS)))
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 99), help="Of groups engine and chain.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 99), help="Of every group but net.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results here too."
 )

@@ -28,7 +28,7 @@ from tessella_p2p.ledger.chain import START, entry_hash, pack_row
 from tessella_p2p.ledger.changes import JournalEntry, ProofSettled, decode_entry, encode_entry
 from tessella_p2p.ledger.environment import DATABASE_NAME, Environment
 from tessella_p2p.ledger.journal import JOURNAL, JOURNAL_TABLES
-from tessella_p2p.ledger.state import TABLE_NAMES, LedgerState
+from tessella_p2p.ledger.state import DAY_MS, TABLE_NAMES, LedgerState
 from tessella_p2p.ledger.store import SCHEMA
 from tessella_p2p.wire.messages import DigestMark
 
@@ -91,7 +91,7 @@ def _template(index: int) -> Callable[[int], bytes]:
         paid_positions=POSITIONS,
         micro_credits=(end - start) * POSITIONS * MICRO_PER_LAYER_POSITION,
         complete=True,
-        day=now_ms // (24 * 3600 * 1000),
+        day=now_ms // DAY_MS,
         payload_digest=_DIGEST,
         upstream=WORKERS[index - 1].peer_id if index else requester,
         downstream=WORKERS[index + 1].peer_id if index + 1 < len(STAGES) else requester,

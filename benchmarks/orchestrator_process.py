@@ -25,7 +25,6 @@ from tessella_p2p.net.network import Network
 from tessella_p2p.orchestrator.service import Orchestrator
 from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms, ServedModel
 from tessella_p2p.wire.envelope import ClockSequencer
-from tessella_p2p.wire.keys import NodeKey
 
 KEY = key_named("orchestrator")
 RECIPE = "f32"
@@ -38,9 +37,7 @@ _MAP_BYTES = 256 * MIB
 
 
 @asynccontextmanager
-async def orchestrator(
-    network: Network, key: NodeKey = KEY, verify: VerifyProofs = verify_in_place
-) -> AsyncIterator[Orchestrator]:
+async def orchestrator(network: Network, verify: VerifyProofs = verify_in_place) -> AsyncIterator[Orchestrator]:
     """A running orchestrator with a durable ledger."""
     with (
         tempfile.TemporaryDirectory(prefix="tessella-bench-") as folder,
@@ -49,7 +46,7 @@ async def orchestrator(
         async with trio.open_nursery() as nursery:
             made = Orchestrator(
                 network,
-                key,
+                KEY,
                 SystemClock(),
                 store,
                 models=[MODEL],
