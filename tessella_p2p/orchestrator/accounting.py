@@ -34,7 +34,7 @@ class Accounting:
         self,
         context: OrchestratorContext,
         exclude: Callable[[PeerId], Awaitable[None]],
-        foreign_balance: Callable[[str], int] = lambda _: 0,
+        foreign_balance: Callable[[str], int],
     ) -> None:
         self._context = context
         self._exclude = exclude

@@ -43,7 +43,7 @@ from tessella_p2p.orchestrator.accounting import Accounting
 from tessella_p2p.orchestrator.admission import MemberRules
 from tessella_p2p.orchestrator.auditing import Auditing, AuditPolicy
 from tessella_p2p.orchestrator.catalogue import Catalogue
-from tessella_p2p.orchestrator.context import Handler, OrchestratorContext
+from tessella_p2p.orchestrator.context import Handler, OrchestratorContext, refused
 from tessella_p2p.orchestrator.federating import Federating
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms
 from tessella_p2p.orchestrator.members import Members
@@ -72,7 +72,6 @@ from tessella_p2p.wire.envelope import (
 from tessella_p2p.wire.keys import NodeKey
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-_MAX_REASON_CHARS = 1024
 
 
 @dataclass(slots=True)
@@ -161,7 +160,7 @@ class Orchestrator:
         self.settling = Settling(context, Grants(key, self.catalogue, grant_terms), settlement)
         self.settling.foreign_balance = self.federating.foreign_balance
         self.topology = Topology(self.membership, self._subscription, self._sealed)
-        accounting = Accounting(context, self._exclude, self.federating.foreign_balance)
+        accounting = Accounting(context, self.membership.exclude, self.federating.foreign_balance)
         self._publishing = Publishing(context, self.catalogue, self._roots_in_use)
         self.orders = Orders(context)
         self.resharding = Resharding(context, self.catalogue, self.membership, self.orders, repair_after_s)
@@ -178,7 +177,14 @@ class Orchestrator:
             members = self.membership.members
             rng = rng or random.SystemRandom()
             self.auditing = Auditing(
-                context, self.catalogue, members, self.orders, self._exclude, self.settling.proven, audits, rng
+                context,
+                self.catalogue,
+                members,
+                self.orders,
+                self.membership.exclude,
+                self.settling.proven,
+                audits,
+                rng,
             )
             self.settling.observers.append(self.auditing.judged)
         self._handlers: dict[type[Message], Handler] = {
@@ -226,7 +232,7 @@ class Orchestrator:
         self.allow = allow
         for member in self.membership.members():
             if allow is not None and member.peer_id not in allow:
-                await self._exclude(member.peer_id)
+                await self.membership.exclude(member.peer_id)
 
     async def repin(self, federation: Mapping[PeerId, str | None]) -> None:
         """Replace the orchestrators of the federation: whose ledgers are followed, whose leases count, who may follow this one.
@@ -237,9 +243,6 @@ class Orchestrator:
         await self.federating.repin(federation)
         self.membership.core.trust_leases_of(self.federating.peers)
         self.settling.trust_leases_of(self.federating.peers)
-
-    async def _exclude(self, peer: PeerId) -> None:
-        await self.membership.exclude(peer)
 
     def _roots_in_use(self) -> frozenset[bytes]:
         return frozenset(member.manifest_root for member in self.membership.members())
@@ -252,7 +255,7 @@ class Orchestrator:
             try:
                 raw = await receive_message(stream, MAX_ENVELOPE_BYTES)
             except RemoteProtocolError as error:
-                await send_message(stream, self._sealed(stream.peer, 0, _refused(error)))
+                await send_message(stream, self._sealed(stream.peer, 0, refused(error)))
                 return
             if raw is not None:
                 await send_message(stream, await self.answer(stream.peer, raw))
@@ -272,7 +275,7 @@ class Orchestrator:
         except LocalProtocolError:
             raise
         except TessellaError as error:
-            return self._sealed(peer, sequence, _refused(error))
+            return self._sealed(peer, sequence, refused(error))
         return self._sealed(peer, sequence, body)
 
     def _sealed(self, peer: PeerId, to: int, body: m.OrchestratorAnswer) -> bytes:
@@ -398,7 +401,3 @@ class Orchestrator:
         self.outcomes[f"{kind}:{error.code}"] += 1
         _LOG.info("request_refused", peer=peer, kind=kind, code=error.code, reason=str(error))
         return error
-
-
-def _refused(error: TessellaError) -> m.Refused:
-    return m.Refused(code=error.code, reason=str(error)[:_MAX_REASON_CHARS])

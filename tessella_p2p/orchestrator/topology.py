@@ -28,13 +28,13 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Stream
+from tessella_p2p.orchestrator.context import refused
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.news import Listing, News
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import peek_sequence
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-_MAX_REASON_CHARS = 1024
 
 Judge = Callable[[bytes, PeerId], m.Subscribe]
 """Gives the `Subscribe` in a sealed request of an authenticated peer, or raises the `TessellaError` that it is refused with."""
@@ -109,8 +109,7 @@ class Topology:
             if len(self._streams) >= self.max_streams and (stream.peer, root) not in self._streams:
                 raise Overloaded(f"{self.max_streams} topology streams are open: ask for the list")
         except (RemoteProtocolError, RefusalError) as error:
-            refused = m.Refused(code=error.code, reason=str(error)[:_MAX_REASON_CHARS])
-            await send_message(stream, self._sealed(stream.peer, sequence, refused))
+            await send_message(stream, self._sealed(stream.peer, sequence, refused(error)))
             return None
         return _Subscription(sequence, root)
 
