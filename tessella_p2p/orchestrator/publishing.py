@@ -16,6 +16,7 @@ from tessella_p2p.base.errors import ConfigurationError, InvalidRequest, Malform
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
+from tessella_p2p.orchestrator.reading import manifest_of
 from tessella_p2p.orchestrator.terms import ModelTerms, ServedModel
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Message, decode_message, encode_message
@@ -124,9 +125,4 @@ class Publishing:
                 await context.run_blocking(lambda: context.store.keep_model(model.manifest_root, row))
                 self._catalogue.publish(model, retired)
         _LOG.info("manifest_published", model_id=model.model_id, manifest_root=model.manifest_root.hex())
-        return m.ManifestSummary(
-            model_id=model.model_id,
-            manifest_root=model.manifest_root,
-            contract_hash=model.contract_hash,
-            total_layers=model.total_layers,
-        )
+        return manifest_of(model)
