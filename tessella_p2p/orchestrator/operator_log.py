@@ -39,7 +39,6 @@ class OperatorLog:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(path, flags, 0o600)
-            self._actions = os.fstat(self._file).st_size
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -76,12 +75,12 @@ class OperatorLog:
         """
         with self._mutex:
             # The file only grows, so its size before an action's first line numbers the action.
-            self._actions = number or self._size() + 1
+            action = number or self._size() + 1
             line: dict[str, object] = {
                 "at": datetime.fromtimestamp(at_ms / 1000, UTC)
                 .isoformat(timespec="milliseconds")
                 .replace("+00:00", "Z"),
-                "action": self._actions,
+                "action": action,
                 "where": where,
                 "kind": kind,
                 "request": request,
@@ -90,7 +89,7 @@ class OperatorLog:
             if reason:
                 line["reason"] = reason
             self._append(json.dumps(line, ensure_ascii=True).encode() + b"\n")
-            return self._actions
+            return action
 
     def _size(self) -> int:
         try:
