@@ -221,7 +221,7 @@ LEASE_SERIAL_BLOCK = 1024
 """Lease serials that one durable write reserves."""
 MAX_LISTED_STAGES = 256
 MAX_LISTED_BYTES = 192 * KIB
-"""Stage records in one answer; the rest of an envelope's bytes is for everything else."""
+"""Stage records, peers or lines of the ledger in one answer; the rest of an envelope's bytes is for everything else."""
 GRANT_RATE_PER_S = 20
 GRANT_BURST = 200
 """Grants of one requester: so many at once, then so many a second."""

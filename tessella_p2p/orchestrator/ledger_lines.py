@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
-from tessella_p2p.base.limits import KIB
+from tessella_p2p.base.limits import MAX_LISTED_BYTES
 from tessella_p2p.ledger.changes import (
     BlacklistChanged,
     ChainBegun,
@@ -17,8 +16,6 @@ from tessella_p2p.ledger.changes import (
 )
 from tessella_p2p.wire.messages import LedgerLine
 
-MAX_PAGE_BYTES: Final = 192 * KIB
-"""Of the lines of one page: what leaves room for the rest of an envelope."""
 _MAX_TEXT_CHARS = 512
 _LINE_BYTES = 384
 """At most what a line takes beside its text: two peer ids, a request id, a kind, three numbers and the names of the fields."""
@@ -72,7 +69,7 @@ def ledger_line(sequence: int, entry: JournalEntry, reports: int = 0) -> LedgerL
 def within_an_answer(lines: Iterable[LedgerLine]) -> tuple[LedgerLine, ...]:
     """As many lines from the first one on as fit into one answer."""
     page: list[LedgerLine] = []
-    left_bytes = MAX_PAGE_BYTES
+    left_bytes = MAX_LISTED_BYTES
     for line in lines:
         left_bytes -= _LINE_BYTES + len(line.text.encode())
         if left_bytes < 0:

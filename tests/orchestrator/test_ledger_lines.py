@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from tessella_p2p.base.limits import MAX_PAGE_ROWS
+from tessella_p2p.base.limits import MAX_LISTED_BYTES, MAX_PAGE_ROWS
 from tessella_p2p.ledger.changes import (
     BlacklistChanged,
     ChainBegun,
@@ -16,7 +16,7 @@ from tessella_p2p.ledger.changes import (
     TicketsExpired,
     VerdictReached,
 )
-from tessella_p2p.orchestrator.ledger_lines import MAX_PAGE_BYTES, ledger_line, within_an_answer
+from tessella_p2p.orchestrator.ledger_lines import ledger_line, within_an_answer
 from tessella_p2p.wire.envelope import encode_message
 from tessella_p2p.wire.messages import LedgerLine, LedgerLines
 from tests.ledger.proving import NOW, PaperLedger, key_of, proof_body, seal_proof
@@ -79,5 +79,5 @@ def test_a_page_of_the_longest_lines_fits_into_an_answer() -> None:
     )
     page = within_an_answer([line] * MAX_PAGE_ROWS)
     assert 0 < len(page) < MAX_PAGE_ROWS
-    assert len(encode_message(LedgerLines(head=1, entries=page))) <= MAX_PAGE_BYTES
+    assert len(encode_message(LedgerLines(head=1, entries=page))) <= MAX_LISTED_BYTES
     assert len(within_an_answer([line.model_copy(update={"text": ""})] * MAX_PAGE_ROWS)) == MAX_PAGE_ROWS
