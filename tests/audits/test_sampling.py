@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from simulations.liars import Crowd, hunt, verdicts
 from tessella_p2p.audits.sampling import AuditSampler, Cause, claim_of, steps_until_caught
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import MAX_AUDIT_POSITIONS, MAX_MEMBERS, MICRO_PER_LAYER_POSITION
+from tessella_p2p.base.limits import (
+    AUDIT_QUORUM,
+    MAX_AUDIT_POSITIONS,
+    MAX_AUDITORS,
+    MAX_MEMBERS,
+    MICRO_PER_LAYER_POSITION,
+)
 from tessella_p2p.ledger.evidence import Code, ProvenWork
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import DigestMark, Proof, Settled, Ticket
@@ -179,6 +185,6 @@ def test_no_honest_node_is_slashed_in_a_million_audits() -> None:
 
 def test_auditors_that_conspire_frame_less_than_their_share_cubed_allows() -> None:
     """Where enough others can be asked, three conspirators among the first five are needed."""
-    counts = verdicts(20_000, Crowd(colluding=0.1), random.Random("conspiracy"))
-    assert counts["worker:failed"] < 20_000 * 0.1 * 0.1
+    counts = verdicts(20_000, Crowd(colluding=0.1), random.Random("conspiracy"), MAX_AUDITORS)
+    assert 0 < counts["worker:failed"] < 20_000 * math.comb(MAX_AUDITORS, AUDIT_QUORUM) * 0.1**AUDIT_QUORUM
     assert counts["conspirator:failed"] > counts["worker:failed"]
