@@ -27,7 +27,7 @@ class Cause(StrEnum):
     ODD = "odd"
     """Its neighbour's proof says otherwise: nothing is paid until an audit has passed it."""
     OWED = "owed"
-    """An audit of the same worker came to nothing before."""
+    """An audit of the same worker came to nothing before, or a neighbour's odd proof was audited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class AuditSampler:
         return self._rng.random() < self._recheck_share
 
     def owe(self, worker: PeerId) -> None:
-        """An audit came to nothing, so the worker's next proof is audited: nobody gets out of audits by making them fail."""
+        """The worker's next proof is audited: so nobody gets out of audits by making them fail."""
         self._owed[worker] = None
         self._owed.move_to_end(worker)
         if len(self._owed) > MAX_MEMBERS:

@@ -134,9 +134,7 @@ class GuestStage:
                     guest.stage = stage
                     guest.settled.set()
                     await self._outstay(guest)
-        except (
-            Exception
-        ) as error:  # native code raises what it likes; a guest that fails is an audit's trouble, not the node's
+        except Exception as error:  # native code raises what it likes; it is an audit's trouble, not the node's
             log.error("layers for an audit failed", layers=str(guest.layers), exc_info=error)
             guest.error = error
         finally:

@@ -268,9 +268,8 @@ class Worker:
                 announced_ready = True
                 self._discovery.orchestrator_reachable(True)
                 renewed = self._registration.accept(answer) if isinstance(answer, m.Assigned) else assignment
-            except (
-                KeyInUse
-            ) as error:  # whoever registers again takes the layers from the other process, and so on for ever
+            except KeyInUse as error:
+                # Whoever registers again takes the layers from the other process, and so on for ever.
                 renewed = assignment
                 log.error("this node's key is used by another process too", reason=str(error))
             except NotAuthorized as error:

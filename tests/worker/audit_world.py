@@ -146,7 +146,7 @@ def play(
 
 
 class Recorder(OrchestratorClient):
-    """The way to the orchestrator ends here; ``unreachable`` calls fail first."""
+    """The way to the orchestrator ends here; calls fail with ``failures`` first."""
 
     def __init__(self, network: MemoryNetwork, clock: SimulatedClock) -> None:
         super().__init__(network, AUDITOR, clock, ClockSequencer(), ORCHESTRATOR.peer_id, None)

@@ -184,7 +184,7 @@ WRONG_HISTORIES: dict[str, Any] = {
     "other rows": lambda played: play(lie=lambda i, p, out: out[::-1] if i == 0 and p > 4 else out),
     "another seed": lambda played: relabelled(played, sampling=m.Sampling(seed=8, temperature=1.0)),
     "another digest key": lambda played: relabelled(played, digest_key=b"x" * 32),
-    "an earlier first draw": lambda played: play(cuts=(11,), prompt=[*PROMPT[:7], *PROMPT[7:]], num_tokens=4),
+    "an earlier first draw": lambda played: play(cuts=(11,), num_tokens=4),
 }
 
 
