@@ -322,9 +322,8 @@ class FrameLink:
             raise StreamReset(f"the stream to {self.peer} is gone")
         self._queue(frame, data)
 
-    def send_nowait(self, frame: Frame, data: bytes | None = None) -> bool:
+    def send_nowait(self, frame: Frame, data: bytes) -> bool:
         """`send`, if that waits for nothing; False when it would, or when the link is lost. ``data`` is the frame, encoded already."""
-        data = encode_frame(frame) if data is None else data
         if self._sent_directly(data):
             return True
         if self._is_over() or not self._has_room(len(data)):
