@@ -69,6 +69,8 @@ class OpenJournal:
             if self._num_records >= MAX_REMEMBERED_OPENS:
                 self.close()
                 os.replace(self._path, self._old)
+                self._num_records = 0
+            if self._file < 0:  # also where it could not be opened the last time
                 self._open()
             written = os.write(self._file, _RECORD.pack(session, epoch, now_ms))
             if written != _RECORD.size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,25 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert remembered(tmp_path) == [(session, 0) for session in SESSIONS[2:]]
     noted(tmp_path, [(SESSIONS[0], 1)])
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * 28
+
+
+def test_a_turn_of_the_files_that_fails_halfway_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_journal, "MAX_REMEMBERED_OPENS", 2)
+    journal = OpenJournal(tmp_path)
+    for session in SESSIONS[:2]:
+        journal.note(session, 0, NOW)
+
+    def too_many_files(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", too_many_files)
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                journal.note(SESSIONS[2], 0, NOW)
+    journal.note(SESSIONS[3], 0, NOW)
+    journal.close()
+    assert remembered(tmp_path) == [(SESSIONS[0], 0), (SESSIONS[1], 0), (SESSIONS[3], 0)]
 
 
 def test_a_folder_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> None:
