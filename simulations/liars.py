@@ -8,6 +8,7 @@ computes truly has the true one, whoever lies alone has one that nobody else has
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tessella_p2p.audits.judging import Conclusion, Statement, conclude
-from tessella_p2p.audits.sampling import AuditSampler, Claim, steps_until_caught
+from tessella_p2p.audits.sampling import AuditSampler, Claim
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import AUDIT_RECHECK_SHARE, AUDIT_SHARE
 from tessella_p2p.wire.messages import Settled
@@ -138,6 +139,19 @@ def verdicts(num_audits: int, crowd: Crowd, rng: random.Random, num_auditors: in
         for other in conclusion.others:
             counts[f"{other.peer.partition(' ')[0]}:{other.verdict}"] += 1
     return counts
+
+
+def steps_until_caught(lie_share: float, escape: float = 1e-5) -> int:
+    """n(p): within so many audited steps a worker that lies with probability ``lie_share`` a step is caught, but for ``escape``.
+
+    n = ln(escape) / ln(1 - p), rounded up; a step that is always a lie needs one.
+
+    Raises:
+        ValueError: no probability above 0.
+    """
+    if not 0.0 < lie_share <= 1.0:
+        raise ValueError(f"{lie_share} is no probability of a lie")
+    return 1 if lie_share == 1.0 else math.ceil(math.log(escape) / math.log1p(-lie_share))
 
 
 def report(seed: int, lie_shares: Sequence[float], num_hunts: int, num_audits: int) -> str:

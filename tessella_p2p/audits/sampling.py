@@ -7,7 +7,6 @@ probability p a step gets through n audited steps with (1 - p)^n.
 
 from __future__ import annotations
 
-import math
 import random
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -128,16 +127,3 @@ class AuditSampler:
         self._owed.move_to_end(worker)
         if len(self._owed) > MAX_MEMBERS:
             self._owed.popitem(last=False)
-
-
-def steps_until_caught(lie_share: float, escape: float = 1e-5) -> int:
-    """n(p): within so many audited steps a worker that lies with probability ``lie_share`` a step is caught, but for ``escape``.
-
-    n = ln(escape) / ln(1 - p), rounded up; a step that is always a lie needs one.
-
-    Raises:
-        ValueError: no probability above 0.
-    """
-    if not 0.0 < lie_share <= 1.0:
-        raise ValueError(f"{lie_share} is no probability of a lie")
-    return 1 if lie_share == 1.0 else math.ceil(math.log(escape) / math.log1p(-lie_share))

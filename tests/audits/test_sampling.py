@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.liars import Crowd, hunt, verdicts
-from tessella_p2p.audits.sampling import AuditSampler, Cause, claim_of, steps_until_caught
+from simulations.liars import Crowd, hunt, steps_until_caught, verdicts
+from tessella_p2p.audits.sampling import AuditSampler, Cause, claim_of
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import (
     AUDIT_QUORUM,
