@@ -218,8 +218,7 @@ class _AppTasks:
             with to_app, inbox:
                 try:
                     await app(scope, receive, send, trio.to_thread.run_sync, trio.from_thread.run)
-                # An app's bug costs its request, never the connection's nursery or the daemon.
-                except Exception:  # noqa: BLE001
+                except Exception:  # noqa: BLE001 - an app's bug costs its request, never the connection's nursery or the daemon
                     _log.exception("http_app_failed")
                 inbox.close()
                 await send(None)

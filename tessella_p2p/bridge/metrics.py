@@ -73,7 +73,7 @@ class BridgeMetrics(HttpMetrics):
         except TessellaError as error:
             outcome.code = error.code
             raise
-        except Exception:
+        except Exception:  # a bug, which is counted as one and goes on up
             outcome.code = LocalProtocolError.code
             raise
         finally:

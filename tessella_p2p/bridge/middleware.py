@@ -61,8 +61,7 @@ class Observed:
 
         try:
             await self._app(scope, receive, observe)
-        # A bug: Starlette has answered 500 where it could, and the connection ends where it could not.
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - a bug: Starlette has answered 500, or the connection ends where it could not
             _log.exception("http_request_failed", method=scope["method"], path=_shown_path(scope))
         finally:
             seconds = trio.current_time() - began

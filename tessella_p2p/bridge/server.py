@@ -136,8 +136,7 @@ class _Server:
         self._live.add(connection)
         try:
             await connection.run()
-        # A bug in one connection must not take the daemon's other work down.
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - a bug in one connection must not take the daemon's other work down
             _log.exception("http_connection_failed")
         finally:
             self._live.discard(connection)

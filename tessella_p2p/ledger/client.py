@@ -193,7 +193,7 @@ class OrchestratorClient:
         try:
             await send_message(stream, request)
             answer = await self._received(stream)
-        except BaseException:
+        except BaseException:  # also a cancellation: a stream in the middle of an exchange is of no use to anybody
             with trio.CancelScope(shield=True):
                 await stream.reset()
             raise

@@ -53,7 +53,7 @@ class Artifact:
         file = GgufFile.open(path)
         try:
             return cls(file, model_id or model_id_of(path))
-        except BaseException:
+        except BaseException:  # whatever it is, nobody else would close the file
             file.close()
             raise
 

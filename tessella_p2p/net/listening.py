@@ -48,7 +48,7 @@ async def bind(addresses: Sequence[str]) -> list[trio.SocketListener]:
         if error.errno == errno.EADDRINUSE:
             raise PortInUseError(f"{address} is in use; stop what listens there or choose another port") from error
         raise ConfigurationError(f"{address} cannot be listened on: {error.strerror or error}") from error
-    except BaseException:
+    except BaseException:  # whatever it is, also a cancellation: nobody else would close those that are open
         for listener in listeners:
             await listener.aclose()
         raise
