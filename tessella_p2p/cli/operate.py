@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from tessella_p2p.base.errors import ConfigurationError
+from tessella_p2p.base.limits import MAX_PAGE_ROWS, MIB, MICRO_PER_CREDIT
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.node_client import NodeClient
 from tessella_p2p.cli.terminal import print_json
@@ -18,10 +19,11 @@ from tessella_p2p.cli.terminal import print_json
 DEFAULT_URL: Final = "http://127.0.0.1:9091"
 _VARIABLE: Final = "TESSELLA_ADMIN_TOKEN"
 _MAX_TOKEN_BYTES = 1024
-_MAX_MANIFEST_BYTES = 1 << 20
-_MICRO_PER_CREDIT = 1_000_000
+_MAX_MANIFEST_BYTES = 1 * MIB
 
-_limit = click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, help="Rows of a page.")
+_limit = click.option(
+    "--limit", type=click.IntRange(1, MAX_PAGE_ROWS), default=100, show_default=True, help="Rows of a page."
+)
 _after = click.option("--after", metavar="NAME", help="The last name of the page before.")
 
 
@@ -90,7 +92,7 @@ def reputation(connect: Connect, peer_id: str | None, after: str | None, limit: 
 @click.pass_obj
 def slash(connect: Connect, peer_id: str, amount: float, reason: str, blacklist: bool | None) -> None:
     """Take credits off PEER_ID, or exclude it. Asked twice, it is done twice."""
-    body = {"peer_id": peer_id, "micro_credits": round(amount * _MICRO_PER_CREDIT), "reason": reason}
+    body = {"peer_id": peer_id, "micro_credits": round(amount * MICRO_PER_CREDIT), "reason": reason}
     with connect() as orchestrator:
         print_json(orchestrator.post("/slash", body if blacklist is None else {**body, "blacklist": blacklist}))
 
