@@ -153,7 +153,6 @@ class SimulatedMesh:
     orchestrator_scope: trio.CancelScope | None = None
     standby_store: LedgerStore | None = None
     standby: Orchestrator | None = None
-    standby_scope: trio.CancelScope | None = None
     orchestrator_received: list[bytes] = field(default_factory=list)
     """Every byte that the orchestrator received, where ``shape.record`` asks for it."""
     bootstrap_addresses: list[str] = field(default_factory=list)
@@ -218,23 +217,21 @@ class SimulatedMesh:
                     mirrors.close()
 
     async def start_standby(self) -> None:
-        """Start the second orchestrator, or start it again on its ledger."""
+        """Start the second orchestrator; it runs as long as the mesh."""
         await self.nursery.start(self._run_standby)
 
     async def _run_standby(self, task_status: trio.TaskStatus[None]) -> None:
         assert self.standby_store is not None
         key = self.standby_key
-        with trio.CancelScope() as scope:
-            self.standby_scope = scope
-            async with MemoryNetwork.open(self.fabric, key.peer_id, self.standby_address) as network:
-                other = (self.orchestrator_key.peer_id, self.orchestrator_address)
-                mirrors = self._mirrors("standby federation", other)
-                self.standby = self._new_orchestrator(network, key, self.standby_store, mirrors, other)
-                try:
-                    await self.standby.run(task_status=task_status)
-                finally:
-                    self.standby = None
-                    mirrors.close()
+        async with MemoryNetwork.open(self.fabric, key.peer_id, self.standby_address) as network:
+            other = (self.orchestrator_key.peer_id, self.orchestrator_address)
+            mirrors = self._mirrors("standby federation", other)
+            self.standby = self._new_orchestrator(network, key, self.standby_store, mirrors, other)
+            try:
+                await self.standby.run(task_status=task_status)
+            finally:
+                self.standby = None
+                mirrors.close()
 
     def _mirrors(self, name: str, other: tuple[PeerId, str] | None) -> Mirrors:
         issuers = [] if other is None else [other[0]]
@@ -260,12 +257,6 @@ class SimulatedMesh:
             federation={} if other is None else {other[0]: other[1]},
             run_blocking=in_place,
         )
-
-    def crash_standby(self) -> None:
-        """End the second orchestrator's process at once; its ledger stays."""
-        self.fabric.crash(self.standby_key.peer_id)
-        if self.standby_scope is not None:
-            self.standby_scope.cancel()
 
     def crash_orchestrator(self) -> None:
         """End the orchestrator's process at once; its ledger stays."""
