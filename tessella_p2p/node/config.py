@@ -550,7 +550,6 @@ class OrchestratorConfig(ModelRoleConfig):
     ] = SETTLE_PROCESSES
     requester_pays: Annotated[
         bool,
-        _EITHER,
         Field(
             description="workers are paid off the requester's account, which never goes below 0, and nothing is brought into being"
         ),
