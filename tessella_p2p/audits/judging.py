@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tessella_p2p.audits.sampling import Claim
 from tessella_p2p.base.errors import InvalidRequest
@@ -42,10 +41,9 @@ from tessella_p2p.base.limits import (
     MICRO_PER_CREDIT,
     MIN_PENALTY_CREDITS,
 )
+from tessella_p2p.ledger import reputation
 from tessella_p2p.wire.envelope import open_envelope
 from tessella_p2p.wire.messages import RECEIPT, AuditOrder, AuditReport, ReceiptBody
-
-VerdictWord = Literal["passed", "failed", "inconclusive", "copied"]
 
 FALSE_INPUT = "false_input"
 FALSE_REPORT = "false_report"
@@ -87,7 +85,7 @@ class Verdict:
     """One peer's part of a conclusion. ``auditor`` and ``adjudicator`` are those whose word it rests on."""
 
     peer: PeerId
-    verdict: VerdictWord
+    verdict: reputation.Verdict
     code: str | None = None
     reason: str = ""
     auditor: PeerId | None = None
@@ -230,7 +228,9 @@ def _false_reports(said: Sequence[Statement], truth: bytes, believed: Sequence[S
     )
 
 
-def _verdict(peer: PeerId, word: VerdictWord, code: str | None, reason: str, believed: Sequence[Statement]) -> Verdict:
+def _verdict(
+    peer: PeerId, word: reputation.Verdict, code: str | None, reason: str, believed: Sequence[Statement]
+) -> Verdict:
     names = [each.auditor for each in believed]
     return Verdict(peer, word, code, reason, names[0], names[1] if len(names) > 1 else None)
 

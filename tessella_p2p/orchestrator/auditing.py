@@ -53,12 +53,11 @@ from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork
 from tessella_p2p.ledger.store import Judged, Recorded
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import OrchestratorContext
-from tessella_p2p.orchestrator.member import Member, MemberState
+from tessella_p2p.orchestrator.member import SERVING, Member
 from tessella_p2p.orchestrator.orders import Orders
 from tessella_p2p.wire import messages as m
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-_SERVING: Final = (MemberState.READY, MemberState.HEALTHY)
 _NO_REPORT: Final = "no_report"
 
 
@@ -276,7 +275,7 @@ class Auditing:
                 has_room=self._has_room(member, claim),
             )
             for member in self._members()
-            if member.state in _SERVING
+            if member.state in SERVING
         ]
 
     def _has_room(self, member: Member, claim: Claim) -> bool:

@@ -31,6 +31,10 @@ class MemberState(StrEnum):
     LEFT = "Left"
 
 
+SERVING = (MemberState.READY, MemberState.HEALTHY)
+"""States of a member that has its range loaded and takes sessions."""
+
+
 ASSIGNED = (MemberState.PENDING_LOAD, MemberState.READY, MemberState.HEALTHY)
 """States in which a member's layers count as taken."""
 

@@ -121,8 +121,8 @@ class Reading:
         return m.Identity(peer_id=network.peer_id, addresses=tuple(addresses[:MAX_ADDRESSES]))
 
     async def _metrics(self, _: PeerId, __: m.ReadMetrics) -> m.Metrics:
-        members = Counter(f"members:{each.state}" for each in self._membership.members())
-        counters = {**{f"members:{state}": 0 for state in MemberState}, **members, **self._context.outcomes}
+        states = self._membership.core.count()
+        counters = {**{f"members:{state}": states[state] for state in MemberState}, **self._context.outcomes}
         return m.Metrics(counters=tuple(sorted(counters.items())[:MAX_COUNTERS]))
 
     async def _reputations(self, peers: Sequence[PeerId]) -> Mapping[PeerId, int]:

@@ -29,7 +29,7 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import MAX_MOVES_TOLD, MOVE_TIMEOUT_S, REPAIR_LOOK_S, REPAIR_PERIOD_S
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
-from tessella_p2p.orchestrator.member import ASSIGNED, Member, MemberState, MoveAbandoned, MoveOrdered
+from tessella_p2p.orchestrator.member import ASSIGNED, SERVING, Member, MemberState, MoveAbandoned, MoveOrdered
 from tessella_p2p.orchestrator.membership import Membership
 from tessella_p2p.orchestrator.orders import Orders
 from tessella_p2p.orchestrator.rebalance import Plan, plan_rebalance, plan_repair
@@ -39,7 +39,6 @@ from tessella_p2p.orchestrator.waves import Holder, PlannedMove, Wave
 from tessella_p2p.wire import messages as m
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-_SERVING = (MemberState.READY, MemberState.HEALTHY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class Resharding:
             return False
 
         def serves(member: Member) -> bool:
-            return member.layers == move.after and member.state in _SERVING
+            return member.layers == move.after and member.state in SERVING
 
         def failed(member: Member) -> bool:
             return member.move is None and member.layers != move.after
