@@ -313,7 +313,7 @@ class Libp2pNetwork:
         try:
             with trio.fail_after(NEGOTIATE_TIMEOUT_S):
                 await multistream.select(stream, protocol)
-        except BaseException as error:
+        except BaseException as error:  # a cancellation, too, has to leave no stream behind
             with trio.CancelScope(shield=True):
                 await stream.reset()
             if isinstance(error, trio.TooSlowError):

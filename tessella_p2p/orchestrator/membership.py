@@ -229,7 +229,7 @@ class Membership:
             try:
                 with trio.CancelScope(shield=True):
                     await self._context.run_blocking(lambda: store.keep_assignments(owed, floor, revoked))
-            except BaseException as error:
+            except BaseException as error:  # whatever it was: what is not written stays owed
                 self._owed, self._owed_floor = {**owed, **self._owed}, max(floor, self._owed_floor)
                 self._owed_revocations = {**revoked, **self._owed_revocations}
                 self._is_unwritable = isinstance(error, StorageError)

@@ -72,7 +72,7 @@ class Orders:
         try:
             await send_message(stream, order)
             answer = await receive_message(stream, MAX_ENVELOPE_BYTES)
-        except BaseException:
+        except BaseException:  # a cancellation, too, has to leave no stream behind
             with trio.CancelScope(shield=True):
                 await stream.reset()
             raise

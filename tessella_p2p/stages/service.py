@@ -118,7 +118,7 @@ class StageService:
             if errors:
                 raise errors[0]
             return cls(loaded[0], load=load, rules=rules, runner=runner)
-        except BaseException:
+        except BaseException:  # whatever ended the load: the thread goes with it
             runner.close()
             raise
 
