@@ -17,6 +17,10 @@ REQUEST_TTL_MS = 60_000
 MAX_OPEN_REQUESTS = 1 << 18
 """Requests whose sequences are remembered until they expire, so that none is accepted twice: twice the heartbeats of `MAX_MEMBERS`."""
 MAX_OPEN_REQUESTS_PER_SIGNER = 4096
+MAX_REASON_CHARS = 512
+"""Of a reason in a message."""
+MAX_REFUSAL_CHARS = 1024
+"""Of the reason of a refusal, which says what to do as well."""
 MAX_ADDRESSES = 16
 MAX_ADDRESS_CHARS = 256
 

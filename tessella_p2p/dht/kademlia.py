@@ -41,6 +41,7 @@ from tessella_p2p.base.limits import (
     KAD_SOFT_MIN_S,
     KAD_TARGETS_S,
     MAX_BOOTSTRAP,
+    MAX_REFUSAL_CHARS,
     MAX_WATCHED,
 )
 from tessella_p2p.dht.events import (
@@ -190,7 +191,7 @@ class Kademlia:
         try:
             self.store.put(store.key, store.value, sender, now_ms)
         except (RemoteProtocolError, RefusalError) as error:
-            return Declined(error.code, str(error)[:1024])
+            return Declined(error.code, str(error)[:MAX_REFUSAL_CHARS])
         return Stored()
 
     # ---- Asking ----

@@ -35,7 +35,7 @@ from typing import Literal
 
 from tessella_p2p.base.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError, VersionMismatch
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import KIB, MAX_KEPT_ENTRIES, MAX_KEPT_RUMOURS, MAX_LEDGER_ENTRY_BYTES
+from tessella_p2p.base.limits import KIB, MAX_KEPT_ENTRIES, MAX_KEPT_RUMOURS, MAX_LEDGER_ENTRY_BYTES, MAX_REASON_CHARS
 from tessella_p2p.ledger.chain import HASH_BYTES, START, Head, entry_hash
 from tessella_p2p.ledger.changes import ChainBegun, JournalEntry, ProofSettled, TicketsExpired, decode_entry
 from tessella_p2p.ledger.evidence import ProofRefused, ProvenWork, SettlementTerms, verify_proof
@@ -50,7 +50,6 @@ TABLE_NAMES = ("links", "sealed", "unproven", "mirror", *STATE_TABLES)
 
 _CURSOR, _HEAD, _RUMOUR = b"cursor", b"head", b"rumour"
 _DIGEST_BYTES = 32
-_MAX_REASON_CHARS = 512
 _MAX_EVIDENCE_BYTES = 2 * MAX_LEDGER_ENTRY_BYTES + 8 * KIB
 
 Kind = Literal["equivocation", "forged_entry"]
@@ -359,7 +358,7 @@ class MirroredLedger:
             issuer=self._issuer,
             chain=self._chain,
             sequence=sequence,
-            reason=reason[:_MAX_REASON_CHARS],
+            reason=reason[:MAX_REASON_CHARS],
             statements=statements,
         )
         return Deceived(evidence)

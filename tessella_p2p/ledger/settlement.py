@@ -21,7 +21,12 @@ them.
 from __future__ import annotations
 
 from tessella_p2p.base.ids import LayerRange, PeerId
-from tessella_p2p.base.limits import DIGEST_MARK_POSITIONS, MAX_PROOFS_PER_TICKET_AND_WORKER, MICRO_PER_LAYER_POSITION
+from tessella_p2p.base.limits import (
+    DIGEST_MARK_POSITIONS,
+    MAX_PROOFS_PER_TICKET_AND_WORKER,
+    MAX_REASON_CHARS,
+    MICRO_PER_LAYER_POSITION,
+)
 from tessella_p2p.ledger.changes import Change, ProofSettled, TicketsExpired
 from tessella_p2p.ledger.evidence import Code, ProofRefused, ProvenWork, SettlementTerms
 from tessella_p2p.ledger.state import DAY_MS, LedgerState
@@ -29,7 +34,6 @@ from tessella_p2p.ledger.tickets import Point, ProofFacts, TicketFacts, TicketKe
 from tessella_p2p.wire.marks import mark_stride
 from tessella_p2p.wire.messages import Settled
 
-_MAX_REASON_CHARS = 512
 _ENDLESS = 2**53
 
 
@@ -80,7 +84,7 @@ def expire(state: LedgerState, now_ms: int) -> TicketsExpired | None:
 
 def refusal(error: ProofRefused) -> Settled:
     """The answer for a proof that was refused; it names the signer where that is known."""
-    return Settled(status="refused", code=error.reason_code, reason=str(error)[:_MAX_REASON_CHARS])
+    return Settled(status="refused", code=error.reason_code, reason=str(error)[:MAX_REASON_CHARS])
 
 
 def too_many_bytes(worker: PeerId, changes: tuple[Change, ...], settled: Settled) -> Settled:
@@ -246,4 +250,4 @@ def _no_receipt(work: ProvenWork, before: int) -> Settled:
 
 
 def _held(code: Code, reason: str, micro_credits: int) -> Settled:
-    return Settled(status="held", micro_credits=micro_credits, code=code.value, reason=reason[:_MAX_REASON_CHARS])
+    return Settled(status="held", micro_credits=micro_credits, code=code.value, reason=reason[:MAX_REASON_CHARS])

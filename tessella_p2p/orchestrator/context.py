@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import TessellaError
 from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.limits import MAX_REFUSAL_CHARS
 from tessella_p2p.ledger.blocking import RunBlocking, in_thread
 from tessella_p2p.ledger.store import LedgerStore
 from tessella_p2p.net.network import Network
 from tessella_p2p.wire.envelope import Message, Sequencer
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import OrchestratorAnswer, Refused
-
-_MAX_REASON_CHARS = 1024
 
 Handler: TypeAlias = Callable[[PeerId, Any], Awaitable[OrchestratorAnswer]]
 """Answers one kind of request of a verified signer, or raises the `TessellaError` that it is refused with. A public read is answered
@@ -52,4 +51,4 @@ class OrchestratorContext:
 
 def refused(error: TessellaError) -> Refused:
     """The answer to a request that ``error`` refuses."""
-    return Refused(code=error.code, reason=str(error)[:_MAX_REASON_CHARS])
+    return Refused(code=error.code, reason=str(error)[:MAX_REFUSAL_CHARS])

@@ -28,7 +28,7 @@ from tessella_p2p.base.errors import (
     TransportError,
 )
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import FEDERATION_PULL_S
+from tessella_p2p.base.limits import FEDERATION_PULL_S, MAX_REASON_CHARS
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.ledger.federation import Deceived
 from tessella_p2p.ledger.mirrors import Mirror, Mirrors
@@ -37,7 +37,6 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Message, peek_signer, seal
 
 _LOG: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-_MAX_REASON_CHARS = 512
 
 
 @dataclass(slots=True)
@@ -224,7 +223,7 @@ class Federating:
                 "cursor": standing.cursor,
                 "lag": standing.head - standing.cursor,
                 "pulled_at": followed.pulled_at,
-                "reason": None if reason is None else reason[:_MAX_REASON_CHARS],
+                "reason": None if reason is None else reason[:MAX_REASON_CHARS],
             }
         )
 

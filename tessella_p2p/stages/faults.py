@@ -10,16 +10,15 @@ from collections.abc import Collection
 
 from tessella_p2p.base.errors import RemoteProtocolError, TessellaError, error_from_code
 from tessella_p2p.base.ids import PeerId, SessionId
+from tessella_p2p.base.limits import MAX_REFUSAL_CHARS
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import decode_message, encode_message
 from tessella_p2p.wire.frames import Frame, Kind
 
-_MAX_REASON_CHARS = 1024
-
 
 def error_frame(error: TessellaError, met_by: PeerId, session: SessionId, epoch: int) -> Frame:
     """The ERROR frame for ``error``, which this node (``met_by``) met or heard of. When no peer is at fault, it takes the blame."""
-    reason = _printable(str(error))[:_MAX_REASON_CHARS]
+    reason = _printable(str(error))[:MAX_REFUSAL_CHARS]
     body = m.ErrorBody(code=error.code, reason=reason, met_by=met_by, fault_of=error.peer or met_by)
     return Frame(Kind.ERROR, session, epoch, body=encode_message(body))
 

@@ -33,7 +33,7 @@ from tessella_p2p.base.errors import (
     TransportError,
 )
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
-from tessella_p2p.base.limits import AUDIT_ROWS, MAX_WAITING_AUDITS
+from tessella_p2p.base.limits import AUDIT_ROWS, MAX_REASON_CHARS, MAX_WAITING_AUDITS
 from tessella_p2p.ledger.client import OrchestratorPort
 from tessella_p2p.model.recipe import RECIPES, base_name
 from tessella_p2p.stages.engine import SessionKey, StepInput, StepOutput, TokenSampler
@@ -58,7 +58,6 @@ _REPORT_S = 5.0
 """Before an order's deadline: a report that is late is none."""
 _FETCHES = 3
 """How often a neighbour is asked: it may be busy, or away for a moment."""
-_MAX_REASON_CHARS = 512
 
 Serving = tuple[StageService, StageIdentity]
 _Fetched = dict[tuple[m.HistorySide, DType], FetchedHistory]
@@ -402,6 +401,6 @@ def _inconclusive(order: m.AuditOrder, code: str, reason: str, withheld_by: str 
         audit_id=order.audit_id,
         outcome="inconclusive",
         code=code,
-        reason=reason[:_MAX_REASON_CHARS],
+        reason=reason[:MAX_REASON_CHARS],
         withheld_by=withheld_by,
     )

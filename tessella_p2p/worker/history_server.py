@@ -33,6 +33,7 @@ from tessella_p2p.base.limits import (
     MAX_AUDITOR_STREAMS,
     MAX_ENVELOPE_BYTES,
     MAX_HISTORY_STREAMS,
+    MAX_REASON_CHARS,
 )
 from tessella_p2p.dht.rate_limit import RateLimit
 from tessella_p2p.net.framing import receive_message, send_message
@@ -47,7 +48,6 @@ from tessella_p2p.wire.keys import NodeKey
 log = structlog.get_logger(__name__)
 
 _FORGET_EVERY_S = 60.0
-_MAX_REASON_CHARS = 512
 
 
 class HistoryServer:
@@ -105,7 +105,7 @@ class HistoryServer:
             raise
         except TessellaError as error:
             log.info("history is not shown", peer=stream.peer, code=error.code, reason=str(error))
-            await self._answer(stream, to, m.HistoryRefused(code=error.code, reason=str(error)[:_MAX_REASON_CHARS]))
+            await self._answer(stream, to, m.HistoryRefused(code=error.code, reason=str(error)[:MAX_REASON_CHARS]))
 
     @contextmanager
     def _counted(self, auditor: PeerId) -> Iterator[None]:

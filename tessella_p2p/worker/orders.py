@@ -15,7 +15,7 @@ import trio
 
 from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, TessellaError
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, ORDER_S
+from tessella_p2p.base.limits import MAX_ENVELOPE_BYTES, MAX_REASON_CHARS, ORDER_S
 from tessella_p2p.net.framing import receive_message, send_message
 from tessella_p2p.net.network import Stream
 from tessella_p2p.wire import messages as m
@@ -29,7 +29,6 @@ AssignmentHandler: TypeAlias = Callable[[m.UpdateAssignment, PeerId], Awaitable[
 """Takes an order for other layers, of the orchestrator that signed it; raises the `TessellaError` that it is refused with."""
 AuditHandler: TypeAlias = Callable[[m.AuditOrder, bytes], Awaitable[None]]
 """Takes an audit order and its envelope, byte for byte; raises the `TessellaError` that it is refused with."""
-_MAX_REASON_CHARS = 512
 
 
 class OrderServer:
@@ -78,7 +77,7 @@ class OrderServer:
             raise
         except TessellaError as error:
             log.info("order refused", peer=peer, code=error.code, reason=str(error))
-            body = m.OrderRefused(code=error.code, reason=str(error)[:_MAX_REASON_CHARS])
+            body = m.OrderRefused(code=error.code, reason=str(error)[:MAX_REASON_CHARS])
         context = self._context
         now_ms = context.clock.unix_ms()
         return seal(

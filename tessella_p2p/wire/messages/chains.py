@@ -11,6 +11,7 @@ from tessella_p2p.base.limits import (
     MAX_LOGIT_BIASES,
     MAX_OPEN_BYTES,
     MAX_PLACE_WAIT_MS,
+    MAX_REFUSAL_CHARS,
     MAX_STAGES,
     MAX_TOP_LOGPROBS,
     MAX_VOCABULARY,
@@ -186,6 +187,6 @@ class ErrorBody(Message):
     """Payload of an ERROR frame: a code of ``base.errors``, who met it, and which peer that one holds at fault."""
 
     code: Name
-    reason: Annotated[str, Field(max_length=1024)]
+    reason: Annotated[str, Field(max_length=MAX_REFUSAL_CHARS)]
     met_by: Peer
     fault_of: Peer

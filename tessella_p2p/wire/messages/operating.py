@@ -12,6 +12,7 @@ from tessella_p2p.base.limits import (
     MAX_MODEL_LAYERS,
     MAX_MOVES_TOLD,
     MAX_PAGE_ROWS,
+    MAX_REASON_CHARS,
     MAX_TERMS,
 )
 from tessella_p2p.wire.envelope import Message
@@ -144,7 +145,7 @@ class Slash(Message):
     kind: Literal["slash"] = "slash"
     peer_id: Peer
     micro_credits: Count = 0
-    reason: Annotated[str, Field(min_length=1, max_length=512)]
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
     blacklist: bool | None = None
 
 

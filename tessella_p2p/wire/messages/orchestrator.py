@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tessella_p2p.base.limits import MAX_REFUSAL_CHARS
 from tessella_p2p.wire.envelope import Message
 from tessella_p2p.wire.messages.auditing import AuditOrder, AuditReport
 from tessella_p2p.wire.messages.federation import PullSnapshot, SnapshotPage
@@ -33,7 +34,7 @@ class Refused(Message):
 
     kind: Literal["refused"] = "refused"
     code: Name
-    reason: Annotated[str, Field(max_length=1024)]
+    reason: Annotated[str, Field(max_length=MAX_REFUSAL_CHARS)]
 
 
 SignedRequest = (

@@ -16,6 +16,7 @@ from tessella_p2p.base.limits import (
     MAX_MODEL_LAYERS,
     MAX_PAGE_ROWS,
     MAX_POSITIONS,
+    MAX_REASON_CHARS,
     MAX_ROUTE_BYTES,
 )
 from tessella_p2p.wire.keys import public_key_of
@@ -71,7 +72,7 @@ Positions = Annotated[int, Field(ge=0, le=MAX_POSITIONS)]
 Epoch = Annotated[int, Field(ge=0, lt=MAX_EPOCHS)]
 Tier = Literal["VIP", "Standard", "Leech"]
 PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_ROWS)]
-Reason = Annotated[str, Field(max_length=512)]
+Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 MicroCredits = Annotated[int, Field(ge=-(2**53), lt=2**53)]
 CanaryMode = Literal["off", "echo", "scale"]
 """How a canary answers instead of truly: with its input; with its true output, scaled."""
