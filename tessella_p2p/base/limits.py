@@ -317,6 +317,8 @@ OPEN_BURST = 200
 """Chain-opens that one upstream may have verified."""
 
 # Sampling
+MAX_GRAMMAR_CHARS = 32 * KIB
+"""Of a JSON schema or grammar that an answer has to follow."""
 MAX_LOGIT_BIASES = 300
 """Biased tokens of one request."""
 MAX_TOP_LOGPROBS = 20

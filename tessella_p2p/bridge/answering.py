@@ -24,7 +24,7 @@ from tessella_p2p.bridge.answers import DONE, PING, event
 from tessella_p2p.bridge.errors import error_answer, sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
 from tessella_p2p.bridge.responses import logged_answer
-from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, Prepared, TokenScores
+from tessella_p2p.entry.api import Caller, Delta, Entry, Finished, GenerateRequest, Generation, Prepared, TokenScores
 
 
 class Dialect(Protocol):
@@ -82,8 +82,8 @@ class GenerationEndpoint:
         request = Request(scope, receive)
         reading = self._read(await request.body())
         # Nothing is allowed by a key here; it only keeps apart whose cached prefixes a request may use.
-        requester = request.headers.get("authorization", "")
-        reading = replace(reading, request=replace(reading.request, requester=requester))
+        caller = Caller(request.headers.get("authorization", ""))
+        reading = replace(reading, request=replace(reading.request, caller=caller))
         watch = ClientWatch(receive)
         with self._metrics.generating() as outcome:
             if reading.stream:

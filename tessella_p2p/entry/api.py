@@ -8,19 +8,47 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.wire.messages import Grammar, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """For whom a request is made; the default is the node's own user.
+
+    Attributes:
+        name: keeps apart whose cached prefixes a request may use, and whose requests are shown to whom: the id of an API key, never
+            the key. Everybody without a key is one caller.
+        delegation: a sealed `wire.messages.Delegation`: the identity whose balance decides the tier; None for the entry's own.
+        tier: the most that the caller may have; None for whatever the balance gives.
+    """
+
+    name: str = ""
+    delegation: bytes | None = None
+    tier: Tier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What is missing between two texts: ``prefix`` and ``suffix`` of what a fill-in-the-middle is asked for."""
+
+    prefix: str
+    suffix: str
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One generation. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is given.
+    """One generation. Exactly one of ``messages``, ``prompt``, ``prompt_ids`` and ``gap`` is given.
 
-    ``messages`` go through the model's chat template; ``prompt`` is tokenised as it stands; ``prompt_ids`` is taken as it is.
+    ``messages`` go through the model's chat template, with ``tools`` (OpenAI's tool objects) where some are given; ``prompt`` is
+    tokenised as it stands; ``prompt_ids`` is taken as it is; ``gap`` is framed by the model's fill-in-the-middle tokens.
     """
 
     model: str
     messages: Sequence[Mapping[str, object]] | None = None
+    tools: Sequence[Mapping[str, object]] = ()
     prompt: str | None = None
     prompt_ids: Sequence[int] | None = None
+    gap: Gap | None = None
     max_tokens: int | None = None
     temperature: float = 0.0
     top_k: int = 0
@@ -37,8 +65,9 @@ class GenerateRequest:
     """Whether each token comes with its logprob, and those of the ``top_logprobs`` likeliest ones."""
     top_logprobs: int = 0
     stop: Sequence[str] = ()
-    requester: str = ""
-    """Whose cached prefixes the request may use: what the client gave as its API key; all that gave none are one requester."""
+    grammar: Grammar | None = None
+    """What the answer has to be a sentence of; None for any text."""
+    caller: Caller = Caller()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +147,78 @@ class Generation(Protocol):
         """What was admitted."""
         ...
 
+    def route(self) -> tuple[HopReport, ...]:
+        """The stages that work on it now, with what each step has taken them so far: zeros before the first token."""
+        ...
+
     def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """`Delta` after `Delta`, then one `Finished`; iterate it under `aclosing`. Raises a `TessellaError` when no stage can go on."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """Vectors of some inputs, each a text as it stands or token ids."""
+
+    model: str
+    inputs: Sequence[str | Sequence[int]]
+    caller: Caller = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """One input's vector: the mean over its positions of the hidden states behind the last norm, of Euclidean length 1; ``[hidden_size]``."""
+
+    vector: tuple[float, ...]
+    num_tokens: int
+    request_id: str
+    route: tuple[HopReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFeatures:
+    """What a model can be asked for, beyond text: known from its artifact alone.
+
+    Attributes:
+        fill_in_the_middle: its vocabulary has the tokens for it.
+        tools: its chat template shows tools to the model, and its calls can be read back.
+        context_length: positions, prompt and answer.
+    """
+
+    fill_in_the_middle: bool
+    tools: bool
+    context_length: int
 
 
 class Entry(Protocol):
     """The entry role, as the bridge sees it."""
 
     def model_ids(self) -> tuple[str, ...]:
-        """Models that a complete route of ready stages serves right now."""
+        """Models that a complete route of ready stages serves right now, and has been proven to lately."""
+        ...
+
+    async def check_ready(self) -> None:
+        """Prove a route now, unless one was proven lately, or failed a moment ago.
+
+        Raises:
+            NoRoute: there is none, or it does not answer: names the missing layers.
+        """
+        ...
+
+    def features(self, model: str) -> ModelFeatures:
+        """What the model can be asked for. Raises `UnknownModel`."""
+        ...
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text that tokens stand for, U+FFFD where they are no whole character; control tokens have none."""
+        ...
+
+    async def embed(self, request: EmbedRequest) -> tuple[Embedded, ...]:
+        """The vector of each input, in their order. Cancelled, its sessions are closed.
+
+        Raises:
+            InvalidRequest, UnknownModel, PromptTooLong, NoRoute, Overloaded: as `generate`.
+        """
         ...
 
     def generate(self, request: GenerateRequest) -> AbstractAsyncContextManager[Generation]:

@@ -249,7 +249,7 @@ class EntryService:
                 max_positions=len(ids) + max_tokens,
                 sampling=sampling,
                 output="logprobs" if request.logprobs else "tokens",
-                cache_scope=self._cache_scope(request.requester),
+                cache_scope=self._cache_scope(request.caller.name),
                 digest_key=self._context.random_bytes(32),
                 ticket=grant.ticket,
                 ticket_open_before=grant.open_before,

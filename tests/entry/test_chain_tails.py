@@ -18,6 +18,7 @@ from tessella_p2p.base.limits import (
     TOKEN_STREAM_DRAIN_S,
     TOKEN_STREAM_OPEN_S,
 )
+from tessella_p2p.entry.api import Caller
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.stages.opening import seal_capability
 from tessella_p2p.wire import messages as m
@@ -224,12 +225,12 @@ async def test_the_next_step_leaves_before_the_client_has_read_the_token(clock: 
         assert asked.token_ids == [7, 8, 9]
 
 
-async def test_each_requester_has_cached_prefixes_of_its_own(clock: VirtualClock) -> None:
+async def test_each_caller_has_cached_prefixes_of_its_own(clock: VirtualClock) -> None:
     async with entry_world(clock, [WHOLE]) as world:
         scopes: list[bytes] = []
         hop: RawStream | None = None
-        for requester in ("", "Bearer a", "Bearer b", "Bearer a"):
-            asked = world.ask(1, requester=requester)
+        for name in ("", "key-a", "key-b", "key-a"):
+            asked = world.ask(1, caller=Caller(name))
             session = await world.stages[0].session(hop)
             hop = session.hop
             scopes.append(session.body.cache_scope)

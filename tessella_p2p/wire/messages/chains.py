@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from tessella_p2p.base.limits import (
+    MAX_GRAMMAR_CHARS,
     MAX_HISTORY_IDS,
     MAX_LOGIT_BIASES,
     MAX_OPEN_BYTES,
@@ -67,6 +68,16 @@ LogitBias = Annotated[
 ]
 
 
+class Grammar(Message):
+    """What an answer has to be a sentence of, in the words of llguidance: a JSON schema, or a grammar in its dialect of Lark.
+
+    The text is the requester's: whoever compiles it bounds the work, see `model.grammar`.
+    """
+
+    kind: Literal["json_schema", "lark"]
+    text: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
 class Sampling(Message):
     """How the tail draws; `stages.sampler` says in which order. The defaults are greedy, and change no logit.
 
@@ -84,11 +95,12 @@ class Sampling(Message):
     logit_bias: LogitBias = ()
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     num_top: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    grammar: Grammar | None = None
 
     @property
     def counts_answer(self) -> bool:
         """Whether a draw depends on the tokens of the answer before it."""
-        return bool(self.presence_penalty or self.frequency_penalty) or self.counts_prompt
+        return bool(self.presence_penalty or self.frequency_penalty or self.grammar) or self.counts_prompt
 
     @property
     def counts_prompt(self) -> bool:
@@ -143,7 +155,7 @@ class ChainOpen(Message):
     route: Annotated[tuple[RouteStage, ...], Field(min_length=1, max_length=MAX_STAGES)]
     entry_addresses: Addresses
     max_positions: Positions
-    output: Literal["tokens", "logprobs"] = "tokens"
+    output: Literal["tokens", "logprobs", "embedding"] = "tokens"
     sampling: Sampling
     history: Annotated[bytes, Field(max_length=4 * MAX_HISTORY_IDS), AfterValidator(_holds_whole_ids)] = b""
     history_answer: Annotated[int, Field(ge=0, le=MAX_HISTORY_IDS)] = 0
@@ -161,6 +173,8 @@ class ChainOpen(Message):
             raise ValueError("an answer that is longer than the history")
         if self.sampling.num_top and self.output != "logprobs":
             raise ValueError("alternatives without logprobs")
+        if self.output == "embedding" and self.sampling != Sampling():
+            raise ValueError("an embedding draws no token")
         return self
 
 
