@@ -167,7 +167,7 @@ class EmbedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """One input's vector: the mean over its positions of the hidden states behind the last norm, of Euclidean length 1; ``[hidden_size]``."""
+    """One input's vector, ``[hidden_size]``: the mean over its positions of the hidden states behind the last norm, made 1 long."""
 
     vector: tuple[float, ...]
     num_tokens: int
