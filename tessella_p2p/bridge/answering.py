@@ -81,8 +81,7 @@ class GenerationEndpoint:
         """
         request = Request(scope, receive)
         reading = self._read(await request.body())
-        # Nothing is allowed by a key here; it only keeps apart whose cached prefixes a request may use.
-        caller = Caller(request.headers.get("authorization", ""))
+        caller: Caller = getattr(request.state, "caller", Caller())  # `authorising` sets it, where keys are asked for
         reading = replace(reading, request=replace(reading.request, caller=caller))
         watch = ClientWatch(receive)
         with self._metrics.generating() as outcome:
