@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test check-format check-lint check-types check-imports check-tests bench sim format clean
+.PHONY: help setup model demo test check-format check-lint check-types check-imports check-tests bench sim docs format clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -62,6 +62,9 @@ bench: setup  ## Measure beside llama.cpp; ARGS names groups, --rounds N or --js
 
 sim: $(INSTALLED)  ## Simulate a hundred nodes under churn, in virtual time
 	@$(BIN)/tessella-p2p sim $(or $(ARGS),churn)
+
+docs: $(INSTALLED)  ## Write docs/SETTINGS.md anew
+	$(BIN)/tessella-p2p settings >docs/SETTINGS.md
 
 format: $(INSTALLED)  ## Format the code, and mend what lint can
 	$(BIN)/ruff format .

@@ -31,6 +31,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "bootstrap": ("tessella_p2p.cli.daemons:bootstrap", "Run a node that others join the DHT through."),
     "keys": ("tessella_p2p.cli.keys:keys", "Make and show identity keys."),
     "models": ("tessella_p2p.cli.models:models", "Pull models and list them."),
+    "settings": ("tessella_p2p.cli.settings_page:settings", "List every setting: flag, variable, key, default, rule."),
     "status": ("tessella_p2p.cli.status:status", "Show what a node is doing."),
     "peers": ("tessella_p2p.cli.status:peers", "Show the peers that a node knows."),
     "sim": ("tessella_p2p.cli.sim:sim", "Simulate many nodes in virtual time."),

@@ -46,7 +46,7 @@ from tessella_p2p.node.peer_address import (
     parse_orchestrator,
     parse_peer_address,
 )
-from tessella_p2p.node.settings import Given, Settings, Spelling
+from tessella_p2p.node.settings import Form, Given, Settings, Spelling
 from tessella_p2p.weights.catalog import SMOLLM2_135M_INSTRUCT
 from tessella_p2p.weights.store import default_models_dir
 
@@ -145,11 +145,15 @@ Port = Annotated[Whole, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86_400, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 FilePath = Annotated[Path, BeforeValidator(_as_path)]
-IpAddress = Annotated[str, AfterValidator(_as_ip)]
-HttpUrl = Annotated[str, AfterValidator(_as_http_url)]
-PinnedAddress = Annotated[str, AfterValidator(_as_pinned)]
-PeerIdText = Annotated[PeerId, AfterValidator(_as_peer_id)]
-AdminToken = Annotated[SecretStr, AfterValidator(_as_admin_token)]
+IpAddress = Annotated[str, AfterValidator(_as_ip), Form("an IP address")]
+HttpUrl = Annotated[str, AfterValidator(_as_http_url), Form("an http or https URL")]
+PinnedAddress = Annotated[str, AfterValidator(_as_pinned), Form("/ip4/HOST/tcp/PORT/p2p/PEER_ID")]
+PeerIdText = Annotated[PeerId, AfterValidator(_as_peer_id), Form("a peer id")]
+AdminToken = Annotated[
+    SecretStr,
+    AfterValidator(_as_admin_token),
+    Form(f"{MIN_ADMIN_TOKEN_CHARS} to {MAX_ADMIN_TOKEN_CHARS} letters, digits and signs"),
+]
 
 
 # ---- Settings that several roles have, under their own sections ----

@@ -53,6 +53,13 @@ class Spelling:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """What a setting's text has to look like, in words, where its validator is code: for the reference page."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """A value before validation, and where it was given: ``worker.toml: [worker] vram_mb``."""
 
