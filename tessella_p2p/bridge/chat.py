@@ -20,7 +20,7 @@ from tessella_p2p.bridge.answers import (
     logprobs_of,
     usage_of,
 )
-from tessella_p2p.bridge.openai_models import ChatMessage, ChatRequest, chat_request
+from tessella_p2p.bridge.openai_models.chat import ChatMessage, ChatRequest, chat_request
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, Prepared, TokenScores
 
 

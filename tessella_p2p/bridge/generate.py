@@ -8,7 +8,7 @@ from dataclasses import replace
 from tessella_p2p.base.errors import InvalidRequest, NoRoute
 from tessella_p2p.bridge.answering import Reading
 from tessella_p2p.bridge.answers import Generated, GeneratedChunk, encoded, event, extension_of, logprobs_of, usage_of
-from tessella_p2p.bridge.openai_models import generate_body
+from tessella_p2p.bridge.openai_models.generate import generate_body
 from tessella_p2p.entry.api import Delta, Finished, Prepared, TokenScores
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import InvalidRequest
-from tessella_p2p.bridge.openai_models import chat_request, generate_body
+from tessella_p2p.bridge.openai_models.chat import chat_request
+from tessella_p2p.bridge.openai_models.generate import generate_body
 from tests.bridge.bridge_doubles import MODEL, SpeakingEntry, app_for, call, chat_body, error_shape
 
 CHAT = "/v1/chat/completions"
