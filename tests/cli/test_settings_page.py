@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tessella_p2p.cli.main import main
+from tessella_p2p.cli.settings_page import settings
 from tessella_p2p.node.config import ROLES, NodeConfig, OrchestratorConfig, RoleConfig
 from tessella_p2p.node.settings import spelling_of
 from tessella_p2p.node.settings_reference import Setting, settings_of
@@ -20,7 +20,7 @@ def of(kind: type[RoleConfig], name: str) -> Setting:
 
 
 def test_the_page_in_docs_is_what_the_command_prints_now() -> None:
-    printed = CliRunner().invoke(main, ["settings"])
+    printed = CliRunner().invoke(settings, [])
     assert printed.exit_code == 0
     assert PAGE.read_text() == printed.stdout, "run `make docs`"
 
@@ -48,7 +48,9 @@ def test_bounds_choices_forms_and_sections_are_told() -> None:
 
 def test_a_secret_is_never_listed_as_a_flag() -> None:
     token = of(OrchestratorConfig, "admin_token")
-    assert token.flags == () and token.variables == ("TESSELLA_ADMIN_TOKEN",) and token.key == "admin_token"
+    assert token.flags == ()
+    assert token.variables == ("TESSELLA_ADMIN_TOKEN",)
+    assert token.key == "admin_token"
 
 
 def test_a_key_of_the_manual_that_does_nothing_yet_says_so_where_that_is_so() -> None:
