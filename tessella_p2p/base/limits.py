@@ -267,6 +267,14 @@ MAX_CHAT_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
+MAX_EMBEDDING_INPUTS = 1024
+"""Texts of one request for vectors, each of which is a session; langchain sends 1,000 at a time."""
+MAX_EXTRA_CHUNKS = 256
+"""Pieces of other files that come with one request of an editor."""
+MAX_RESPONSE_FIELDS = 64
+"""Fields that one request of an editor may name as those that it reads …"""
+MAX_RESPONSE_FIELD_CHARS = 128
+"""… and the length of such a name."""
 
 # Sessions over hops
 MAX_QUEUED_BYTES = 4 * MIB
@@ -570,3 +578,37 @@ SETTLED_BYTES_PER_WORKER_DAY = 1024 * MIB
 sessions of an ordinary length."""
 MAX_KEPT_RUMOURS = 16
 """Heads of one followed orchestrator that others saw and that are ahead of what was followed: the nearest ones."""
+
+# Whoever asks a node over HTTP
+API_KEY_BYTES = 32
+"""Of randomness in an API key."""
+MAX_API_KEYS = 4096
+"""API keys of one node."""
+MAX_API_KEY_FILE_BYTES = 16 * MIB
+MAX_KEY_LABEL_CHARS = 64
+MAX_REQUESTS_PER_MINUTE = 1_000_000
+MAX_TOKENS_PER_MINUTE = 1_000_000_000
+"""What an API key's limits may say."""
+API_KEYS_LOOK_S = 1.0
+"""How often a node looks whether its API keys have changed."""
+MAX_CORS_ORIGINS = 16
+"""Origins whose pages may use a node."""
+PREFLIGHT_S = 600
+"""How long a browser may remember what a preflight allowed."""
+MAX_CORS_HEADER_CHARS = 1024
+"""Of the names of headers that one preflight asks for."""
+MAX_DELEGATION_BYTES = 1 * KIB
+DELEGATION_TTL_S = 366 * 24 * 3600.0
+"""For how long an identity may let an entry ask in its name, at most."""
+
+# The dashboard
+PICTURE_PERIOD_S = 1.0
+"""Between two pictures of the mesh."""
+MAX_PICTURE_WATCHERS = 32
+"""Clients that are shown pictures at once."""
+MAX_PICTURED_STAGES = 256
+MAX_PICTURED_RECIPES = 8
+MAX_PICTURED_FLIGHTS = 32
+MAX_PICTURED_ENDED = 16
+PICTURED_RATE_S = 180
+"""Seconds of token rates in a picture."""
