@@ -177,6 +177,14 @@ MAX_PROMPT_CHARS = 2 * MIB
 """Characters of one prompt, rendered or raw."""
 MAX_TOKEN_CHARS = 1024
 """One token of a vocabulary."""
+MAX_TOOLS = 128
+"""Tools that one conversation offers."""
+MAX_TOOL_CALLS = 128
+"""Calls in one message."""
+MAX_TOOL_DEPTH = 32
+"""Levels of a tool's definition, or of a call's arguments."""
+TOOL_PROBE_WORK = MAX_TEMPLATE_WORK // 8
+"""Work units that may be spent on finding out whether a template shows tools."""
 
 # Manifests and the model store
 CHUNK_BYTES = 1 * MIB
@@ -612,3 +620,7 @@ MAX_PICTURED_FLIGHTS = 32
 MAX_PICTURED_ENDED = 16
 PICTURED_RATE_S = 180
 """Seconds of token rates in a picture."""
+
+# What an entry remembers of its own requests, and for how long it believes in a route
+MAX_KEPT_REQUESTS = 1024
+"""Requests that ended and can still be asked about."""

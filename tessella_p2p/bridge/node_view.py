@@ -93,6 +93,8 @@ class NodeStatus:
     addresses: tuple[str, ...] = ()
     conversions: Mapping[str, str] = field(default_factory=dict)
     stage: StageView | None = None
+    total_layers: int | None = None
+    """Of the whole model."""
     event_loop: LoopView = field(default_factory=LoopView)
 
 

@@ -145,6 +145,7 @@ class LiveNodeView:
             peer_failures=dict(self._roles.entry.peer_failures),
             addresses=self._roles.addresses,
             stage=_stage_view(stage) if stage is not None else None,
+            total_layers=self._roles.entry.codec.total_layers,
             event_loop=self._loop_view(),
         )
 
@@ -165,6 +166,7 @@ class LiveNodeView:
                 queue_depth=seen.stage.queue_depth,
                 recipe=seen.stage.recipe,
                 addresses=seen.stage.addresses,
+                canary=seen.stage.canary,
             )
             for seen in self._roles.discovery.view.statuses(self._clock.unix_ms())
             if model_id is None or seen.stage.model_id == model_id
