@@ -33,7 +33,10 @@
     │   │   ├── WorkerNotAuthorized     a peer that is not on the allow-list of a private mesh
     │   │   ├── Blacklisted             a peer that the operator or a verdict has excluded
     │   │   ├── KeyInUse                two processes use one key
-    │   │   └── NotOperator             an operator's request without the admin token
+    │   │   ├── NotOperator             an operator's request without the admin token
+    │   │   ├── ApiKeyRefused           a client without an API key, or with one that is unknown, revoked or expired
+    │   │   └── DelegationRefused       an entry that may not ask in that identity's name
+    │   ├── RateLimited         an API key at one of its limits
     │   ├── Moved               an HTTP route of the manual that is a libp2p protocol here
     │   └── ClaimTooSmall       a memory claim that cannot hold one layer
     └── ArtifactError           weights, tokenizer or template: damaged, truncated or not certified
@@ -58,6 +61,9 @@ class TessellaError(Exception):
 
     peer: PeerId | None = None
     """Whose fault it is, where that is known; `blame` sets it."""
+
+    request_id: str | None = None
+    """The request that it ended, where it had begun; its entry sets it."""
 
     def blame(self, peer: PeerId) -> Self:
         """Name the peer at fault, unless one is named already; returns the error, to be raised."""
@@ -240,6 +246,20 @@ class KeyInUse(NotAuthorized):
 class NotOperator(NotAuthorized):
     code = "admin_token_required"
     http_status = 401
+
+
+class ApiKeyRefused(NotAuthorized):
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class DelegationRefused(NotAuthorized):
+    code = "delegation_refused"
+
+
+class RateLimited(RefusalError):
+    code = "rate_limit_exceeded"
+    http_status = 429
 
 
 class Moved(RefusalError):

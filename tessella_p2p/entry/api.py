@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.wire.messages import Grammar, Tier
+
+if TYPE_CHECKING:
+    from tessella_p2p.entry.requests import RequestBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +23,13 @@ class Caller:
             the key. Everybody without a key is one caller.
         delegation: a sealed `wire.messages.Delegation`: the identity whose balance decides the tier; None for the entry's own.
         tier: the most that the caller may have; None for whatever the balance gives.
+        trace_id: the trace that the request is a part of (W3C trace context), for logs and records; None where it tells none.
     """
 
     name: str = ""
     delegation: bytes | None = None
     tier: Tier | None = None
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,17 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class HopReport:
-    """One stage of the route as a client sees it; ``hop_ms`` is the median over the steps: transfer, wait and compute."""
+    """One stage of the route as a client sees it; ``hop_ms`` is the median over the steps: transfer, wait and compute.
+
+    ``cached`` counts the positions that the stage says its prefix cache served, of those that were known when the route began: the
+    prompt, and behind a reroute the answer so far. None before the first token.
+    """
 
     peer_id: PeerId
     layers: LayerRange
     hop_ms: float
     compute_ms: float
+    cached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +193,22 @@ class ModelFeatures:
         fill_in_the_middle: its vocabulary has the tokens for it.
         tools: its chat template shows tools to the model, and its calls can be read back.
         context_length: positions, prompt and answer.
+        embedding_length: numbers of one vector: the hidden size.
     """
 
     fill_in_the_middle: bool
     tools: bool
     context_length: int
+    embedding_length: int = 0
 
 
 class Entry(Protocol):
     """The entry role, as the bridge sees it."""
+
+    @property
+    def requests(self) -> RequestBook:
+        """The requests in flight and the last ones, without what was asked or answered."""
+        ...
 
     def model_ids(self) -> tuple[str, ...]:
         """Models that a complete route of ready stages serves right now, and has been proven to lately."""

@@ -17,13 +17,14 @@ from tessella_p2p.base.limits import (
     MAX_POSITIONS,
     TICKET_CHECK_S,
 )
+from tessella_p2p.entry.api import Caller
 from tessella_p2p.entry.plan import EntryContext
 from tessella_p2p.entry.reach import Reach
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.tickets import HeldTicket, TicketReserve
 from tessella_p2p.ledger.client import OrchestratorPort
 from tessella_p2p.wire import messages as m
-from tessella_p2p.wire.envelope import open_envelope
+from tessella_p2p.wire.envelope import open_envelope, peek_signer
 
 log = structlog.get_logger(__name__)
 
@@ -74,33 +75,37 @@ class Granting:
         """Unspent tickets."""
         return len(self._held)
 
-    async def grant(self, recipe: str, positions: int) -> Grant:
-        """Leave to start a request of so many positions under ``recipe``.
+    async def grant(self, request_id: str, recipe: str, positions: int, caller: Caller) -> Grant:
+        """Leave to start a request of so many positions under ``recipe``, in the name and within the tier of ``caller``.
 
-        Nobody waits for an orchestrator that is known not to answer. A held ticket is spent then; when there is none that fits, the
-        request is served unpaid, and says so. Cancelled while it asks, the grant is lost, and costs nothing.
+        It goes by ``request_id``, unless a held ticket is spent on it, which has an id of its own.
+
+        Nobody waits for an orchestrator that is known not to answer. A held ticket is spent then, if the request is in this node's own
+        name; when there is none that fits, the request is served unpaid, and says so. Cancelled while it asks, the grant is lost, and costs nothing.
 
         Raises:
             OrchestratorUnreachable: nobody has answered for longer than the grace.
+            DelegationRefused: the caller's delegation does not count.
             RefusalError, RemoteProtocolError: the orchestrator refuses, or its ticket is not what was asked for.
         """
         if self._client is None:
-            return Grant(self._new_request_id(), "Leech")
+            return Grant(request_id, "Leech")
         if self._held.size < MAX_HELD_TICKETS:
             self._held.size = MAX_HELD_TICKETS
             self._wanted.set()
         if self._reach.is_reachable:
             try:
-                ticket = await self._ask(self._client, recipe, positions)
+                ticket = await self._ask(self._client, request_id, recipe, positions, caller)
             except TransportError as error:
                 self._reach.lost()
                 log.warning("no orchestrator grants this request", reason=str(error))
             else:
                 return _granted(ticket)
         self._reach.check(trio.current_time())
-        held = self._held.take(recipe, positions, self._context.clock.unix_ms())
+        held = None
+        if caller.delegation is None:
+            held = self._held.take(recipe, positions, self._context.clock.unix_ms(), caller.tier)
         if held is None:
-            request_id = self._new_request_id()
             log.warning("no ticket: this request is served unpaid", request_id=request_id)
             return Grant(request_id, "Leech")
         self._wanted.set()
@@ -126,7 +131,7 @@ class Granting:
         lacking = self._held.lacking(route.recipe, positions, self._context.clock.unix_ms())
         try:
             for _ in range(lacking):
-                self._held.put(await self._ask(client, route.recipe, positions))
+                self._held.put(await self._ask(client, self.new_request_id(), route.recipe, positions, Caller()))
         except TransportError as error:
             self._reach.lost()
             log.info("no tickets for an outage", held=len(self._held), reason=str(error))
@@ -135,23 +140,33 @@ class Granting:
             log.warning("no tickets for an outage", held=len(self._held), code=error.code, reason=str(error))
         return True
 
-    async def _ask(self, client: OrchestratorPort, recipe: str, positions: int) -> HeldTicket:
+    async def _ask(
+        self, client: OrchestratorPort, request_id: str, recipe: str, positions: int, caller: Caller
+    ) -> HeldTicket:
         """A ticket for a new request id, checked as the stages will."""
         request = m.SessionGrant(
-            request_id=self._new_request_id(),
+            request_id=request_id,
             model_id=self._model_id,
             manifest_root=self._manifest_root,
             recipe=recipe,
             max_positions=positions,
+            delegation=caller.delegation,
+            tier=caller.tier,
         )
         answer = await client.ask(request, m.Granted, GRANT_TIMEOUT_S)
         envelope = open_envelope(answer.ticket, m.TICKET, now_ms=self._context.clock.unix_ms())
         ticket = envelope.message(m.Ticket)
         if envelope.signer not in client.orchestrators:
             raise RemoteProtocolError(f"a ticket of {envelope.signer}, which this node does not pin")
+        own = self._context.key.peer_id
         bound = (ticket.request_id, ticket.requester, ticket.manifest_root, ticket.recipe)
-        if bound != (request.request_id, self._context.key.peer_id, self._manifest_root, recipe):
+        if bound != (request.request_id, own, self._manifest_root, recipe):
             raise RemoteProtocolError("the orchestrator's ticket is for another request")
+        identity = own if caller.delegation is None else peek_signer(caller.delegation)
+        if ticket.payer != identity or m.capped(ticket.tier, caller.tier) != ticket.tier:
+            raise RemoteProtocolError(
+                "the orchestrator's ticket is on another account, or of a better tier, than was asked for"
+            )
         if ticket.max_positions < positions:
             raise RemoteProtocolError("the orchestrator's ticket is for fewer positions")
         self._reach.reached(trio.current_time())
@@ -159,7 +174,8 @@ class Granting:
             request.request_id, recipe, ticket.max_positions, ticket.tier, ticket.open_before, answer.ticket
         )
 
-    def _new_request_id(self) -> str:
+    def new_request_id(self) -> str:
+        """An id that no other request has."""
         return f"req-{self._context.random_bytes(12).hex()}"
 
 

@@ -13,15 +13,20 @@ from tessella_p2p.entry.plan import Token
 from tessella_p2p.entry.routes import Route
 
 _STEPS_KEPT = 4096
+_RECENT_STEPS = 32
 
 
 @dataclass(slots=True)
 class Timing:
-    """Times of one request, in seconds of trio's clock; ``decode`` holds the first decode steps on its newest route."""
+    """Times of one request, in seconds of trio's clock.
+
+    ``decode`` holds the first decode steps on its newest route, ``newest`` the last token of it, if there is one.
+    """
 
     began: float
     first_token_at: float | None = None
     last_token_at: float = 0.0
+    newest: Token | None = None
     _is_decode: bool = False
     decode: list[Token] = field(default_factory=list)
     num_tokens: int = 0
@@ -33,6 +38,7 @@ class Timing:
         elif self._is_decode and len(self.decode) < _STEPS_KEPT:
             self.decode.append(token)
         self._is_decode = True
+        self.newest = token
         self.num_tokens += 1
         self.last_token_at = now
 
@@ -40,6 +46,13 @@ class Timing:
         """What follows comes over other stages, and begins with everything known computed anew: no decode step."""
         self.decode.clear()
         self._is_decode = False
+        self.newest = None
+
+    def recent(self) -> list[Token]:
+        """The steps that tell how long each hop takes now; before the first decode step, the one that computed the prompt."""
+        if self.decode:
+            return self.decode[-_RECENT_STEPS:]
+        return [self.newest] if self.newest is not None else []
 
     @property
     def ttft_ms(self) -> float:
@@ -71,8 +84,17 @@ def hop_added_ms_p50(route: Route | None, steps: Sequence[Token], entry: PeerId)
     return round(median(added_us) / transfers / 1000, 3)
 
 
-def hop_reports(route: Route | None, steps: Sequence[Token], entry: PeerId) -> tuple[HopReport, ...]:
-    """The route, with the median milliseconds of each hop: the stage's own time, and its share of the transfers."""
+def hop_reports(
+    route: Route | None, steps: Sequence[Token], entry: PeerId, newest: Token | None
+) -> tuple[HopReport, ...]:
+    """The route, with the median milliseconds of each hop: the stage's own time, and its share of the transfers.
+
+    Args:
+        route: the stages; None gives nothing.
+        steps: whose times count.
+        entry: where the route begins and ends.
+        newest: the last token that came over it: its trace says what was cached.
+    """
     if route is None:
         return ()
     transfers = _transfers(route, entry)
@@ -92,6 +114,7 @@ def hop_reports(route: Route | None, steps: Sequence[Token], entry: PeerId) -> t
                 layers=stage.layers,
                 hop_ms=round((total_us + remote_us) / 1000, 3),
                 compute_ms=round(compute_us / 1000, 3),
+                cached=newest.trace[index].cached_positions if newest is not None else None,
             )
         )
     return tuple(reports)

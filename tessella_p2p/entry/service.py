@@ -12,6 +12,7 @@ import trio
 
 from tessella_p2p.base.errors import (
     InvalidRequest,
+    LocalProtocolError,
     NoRoute,
     Overloaded,
     PromptTooLong,
@@ -31,6 +32,7 @@ from tessella_p2p.entry.following import Following
 from tessella_p2p.entry.granting import Granting
 from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, check_hop_body, sampling_of
 from tessella_p2p.entry.reach import Reach
+from tessella_p2p.entry.requests import CANCELLED, RequestBook, Trail
 from tessella_p2p.entry.routes import Route, choose_route, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
@@ -104,7 +106,7 @@ class EntryService:
         self._nursery: trio.Nursery | None = None
         self._idle = trio.Event()
         self._idle.set()
-        self.requests = 0
+        self.requests = RequestBook()
         self.tokens = 0
 
     @property
@@ -226,17 +228,42 @@ class EntryService:
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Session]:
         """See `entry.api.Entry.generate`."""
+        trail = self.requests.begin(
+            self._granting.new_request_id(),
+            "answer",
+            request.model,
+            request.caller,
+            now=trio.current_time(),
+            now_unix_ms=self._context.clock.unix_ms(),
+        )
+        try:
+            async with self._generating(request, trail) as session:
+                yield session
+        except TessellaError as error:
+            trail.fail(error, trio.current_time())
+            raise
+        except Exception:
+            trail.end(LocalProtocolError.code, trio.current_time())
+            raise
+        finally:
+            trail.end(CANCELLED, trio.current_time())
+
+    @asynccontextmanager
+    async def _generating(self, request: GenerateRequest, trail: Trail) -> AsyncIterator[Session]:
         self._reach.check(trio.current_time())
         ids = await self._tokenise(request)
         route, max_tokens = self._admit(request, len(ids))
+        trail.tokenised(len(ids), max_tokens, trio.current_time())
         seed = request.seed if request.seed is not None else int.from_bytes(self._context.random_bytes(8), "big")
         if not 0 <= seed < 2**64:
             raise InvalidRequest("seed is from 0 to 2**64 - 1", "seed")
         sampling = sampling_of(request, seed, self._model.codec.vocabulary)
         check_history(sampling, ids, max_tokens)
         check_hop_body(self._model.hidden_size, len(ids) + (request.max_tokens or 1))
-        grant = await self._granting.grant(route.recipe, len(ids) + max_tokens)
+        grant = await self._granting.grant(trail.request_id, route.recipe, len(ids) + max_tokens, request.caller)
+        trail.granted(grant.request_id, grant.tier, trio.current_time(), paid=grant.ticket is not None)
         async with self._place(grant.tier) as has_waited:
+            trail.placed(trio.current_time())
             if has_waited:
                 route = self.find_route(len(ids) + max_tokens, route.recipe)
             plan = SessionPlan(
@@ -255,7 +282,7 @@ class EntryService:
                 ticket_open_before=grant.open_before,
             )
             prepared = Prepared(grant.request_id, self._model.model_id, ids, max_tokens)
-            session = Session(self, plan, prepared, request, grant.tier)
+            session = Session(self, plan, prepared, request, grant.tier, trail)
             try:
                 await session.begin(route)
                 yield session
@@ -274,7 +301,6 @@ class EntryService:
             Overloaded: there is none, or was none in time.
         """
         has_waited = await self._admission.enter(tier)
-        self.requests += 1
         if self._idle.is_set():
             self._idle = trio.Event()
         try:

@@ -23,6 +23,7 @@ from tessella_p2p.entry.api import (
     Finished,
     GenerateRequest,
     GenerationEvent,
+    HopReport,
     Prepared,
     ScoredToken,
     TokenScores,
@@ -31,6 +32,7 @@ from tessella_p2p.entry.chain import REROUTABLE, Chain
 from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.plan import SessionPlan
 from tessella_p2p.entry.report import Timing, hop_added_ms_p50, hop_reports
+from tessella_p2p.entry.requests import Trail
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.text import StopFilter
 from tessella_p2p.stages.engine import Sampled
@@ -82,12 +84,19 @@ class Session:
     """One request over its epochs; implements `entry.api.Generation`."""
 
     def __init__(
-        self, host: SessionHost, plan: SessionPlan, prepared: Prepared, request: GenerateRequest, tier: str
+        self,
+        host: SessionHost,
+        plan: SessionPlan,
+        prepared: Prepared,
+        request: GenerateRequest,
+        tier: str,
+        trail: Trail,
     ) -> None:
         self._host = host
         self._plan = plan
         self._prepared = prepared
         self._tier = tier
+        self._trail = trail
         self._filter = StopFilter(request.stop)
         self._decoder = host.codec.decoder()
         self._chain: Chain | None = None
@@ -119,6 +128,7 @@ class Session:
     async def _start(self, route: Route, ids: tuple[int, ...], wait_s: float = 0.0) -> TessellaError | None:
         """Open an epoch, which waits for places so long; an error that another route may be free of is returned."""
         self._chain = self._host.new_chain(self._plan, self._epoch, route)
+        self._trail.opened(self._epoch, self.route, trio.current_time())
         try:
             await self._chain.open(ids, wait_s)
         except REROUTABLE as error:
@@ -129,6 +139,11 @@ class Session:
         """Close the current epoch on every stage. Idempotent; does not wait."""
         if self._chain is not None:
             self._host.end_chain(self._chain)
+
+    def route(self) -> tuple[HopReport, ...]:
+        """The stages that work on it now, with what the last steps took them; before the first decode step, what the prompt took."""
+        route, newest = self._chain.route if self._chain is not None else None, self._timing.newest
+        return hop_reports(route, self._timing.recent(), self._host.peer_id, newest)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Deltas, then one `Finished`."""
@@ -152,12 +167,13 @@ class Session:
         if rest:
             yield Delta(rest, ())
         route = self._chain.route if self._chain is not None else None
+        self._trail.end(reason, trio.current_time())
         self.close()  # before the client takes the last event, however long that takes
         yield Finished(
             reason=reason,
             prompt_ids=self._prepared.prompt_ids,
             token_ids=tuple(self._sampled),
-            route=hop_reports(route, self._timing.decode, self._host.peer_id),
+            route=hop_reports(route, self._timing.decode, self._host.peer_id, self._timing.newest),
             ttft_ms=self._timing.ttft_ms,
             tokens_per_s=self._timing.tokens_per_s,
             tier=self._tier,
@@ -197,9 +213,15 @@ class Session:
                     await self._chain.step(self._sampled[-1:], sample=True)
                 token = await self._chain.next_token()
             except REROUTABLE as error:
-                await self._reroute(error)
+                try:
+                    await self._reroute(error)
+                except TessellaError as final:  # the client may never let it out of the context that notes it
+                    self._trail.fail(final, trio.current_time())
+                    raise
                 continue
-            self._timing.note(token, trio.current_time())
+            now = trio.current_time()
+            self._timing.note(token, now)
+            self._trail.token(now)
             self._full_since = None
             return token.sampled
 
@@ -219,6 +241,7 @@ class Session:
         while True:
             self._host.punish(error, self._chain.suspects if self._chain is not None else ())
             self.close()
+            self._trail.rerouted(error, trio.current_time())
             self._timing.reroute()
             self._epoch += 1
             if self._epoch > MAX_REROUTES:
