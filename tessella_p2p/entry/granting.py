@@ -81,7 +81,8 @@ class Granting:
         It goes by ``request_id``, unless a held ticket is spent on it, which has an id of its own.
 
         Nobody waits for an orchestrator that is known not to answer. A held ticket is spent then, if the request is in this node's own
-        name; when there is none that fits, the request is served unpaid, and says so. Cancelled while it asks, the grant is lost, and costs nothing.
+        name; when there is none that fits, the request is served unpaid, and says so. Cancelled while it asks, the grant is lost, and
+        costs nothing.
 
         Raises:
             OrchestratorUnreachable: nobody has answered for longer than the grace.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,20 +17,20 @@ from tessella_p2p.base.errors import (
     Overloaded,
     PromptTooLong,
     TessellaError,
-    UnknownModel,
 )
 from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import FINAL_RECEIPT_S, OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.dht.stage_records import VerifiedStage
 from tessella_p2p.entry.admission import Admission
-from tessella_p2p.entry.api import GenerateRequest, Prepared
+from tessella_p2p.entry.api import GenerateRequest, ModelFeatures, Prepared
 from tessella_p2p.entry.blame import Blame
 from tessella_p2p.entry.chain import Chain
 from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.following import Following
 from tessella_p2p.entry.granting import Granting
 from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, check_hop_body, sampling_of
+from tessella_p2p.entry.prompting import check_model, checked_ids, prompt_ids
 from tessella_p2p.entry.reach import Reach
 from tessella_p2p.entry.requests import CANCELLED, RequestBook, Trail
 from tessella_p2p.entry.routes import Route, choose_route, no_route
@@ -202,6 +202,18 @@ class EntryService:
             return ()
         return (self._model.model_id,)
 
+    def features(self, model: str) -> ModelFeatures:
+        """See `entry.api.Entry.features`."""
+        check_model(model, self._model.model_id)
+        return self._model.codec.features
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """See `entry.api.Entry.text_of`. Raises `InvalidRequest` for an id outside of the vocabulary."""
+        codec = self._model.codec
+        return b"".join(map(codec.token_bytes, checked_ids(token_ids, codec.vocabulary, "prompt"))).decode(
+            "utf-8", "replace"
+        )
+
     def count_token(self) -> None:
         """One more token was sampled."""
         self.tokens += 1
@@ -311,28 +323,8 @@ class EntryService:
                 self._idle.set()
 
     async def _tokenise(self, request: GenerateRequest) -> tuple[int, ...]:
-        if request.model != self._model.model_id:
-            raise UnknownModel(
-                f"the model {request.model!r} is not served here; this node serves {self._model.model_id!r}"
-            )
-        given = [part for part in (request.messages, request.prompt, request.prompt_ids) if part is not None]
-        if len(given) != 1:
-            raise InvalidRequest("exactly one of messages, prompt and prompt_ids is needed", "prompt")
-        codec = self._model.codec
-        if request.messages is not None:
-            ids = await codec.encode_chat(request.messages)
-        elif request.prompt is not None:
-            ids = await codec.encode_prompt(request.prompt)
-        else:
-            ids = list(request.prompt_ids or ())
-            if any(not 0 <= token < codec.vocabulary for token in ids):
-                raise InvalidRequest(f"token ids are from 0 to {codec.vocabulary - 1}", "prompt_ids")
-        if not ids:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        limit = self._max_input_tokens
-        if limit is not None and len(ids) > limit:
-            raise PromptTooLong(f"this node accepts prompts of {limit} tokens; this one has {len(ids)}")
-        return tuple(ids)
+        check_model(request.model, self._model.model_id)
+        return await prompt_ids(self._model.codec, request, self._max_input_tokens)
 
     def _admit(self, request: GenerateRequest, prompt_tokens: int) -> tuple[Route, int]:
         """The route of a request, and how many tokens it may have."""

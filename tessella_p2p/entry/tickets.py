@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessella_p2p.base.limits import CLOCK_SKEW_MS, HELD_TICKET_LEFT_S
-from tessella_p2p.wire.messages import Tier
+from tessella_p2p.wire.messages import Tier, capped
 
 _RENEWED_MS = int(HELD_TICKET_LEFT_S * 1000)
 
@@ -54,9 +54,9 @@ class TicketReserve:
         self._held.sort(key=lambda held: held.open_before)
         del self._held[: -self.size]
 
-    def take(self, recipe: str, positions: int, now_ms: int) -> HeldTicket | None:
-        """Spend the one that fits and is over first; None where none fits."""
+    def take(self, recipe: str, positions: int, now_ms: int, most: Tier | None = None) -> HeldTicket | None:
+        """Spend the one that fits and is over first, of no better tier than ``most``; None where none fits."""
         for index, ticket in enumerate(self._held):
-            if ticket.fits(recipe, positions, now_ms):
+            if ticket.fits(recipe, positions, now_ms) and capped(ticket.tier, most) == ticket.tier:
                 return self._held.pop(index)
         return None

@@ -57,7 +57,14 @@ class ProofSettled(Message):
     """SHA-256 of what the requester stated of the route; None in ledgers from before it did."""
     points: tuple[DigestMark, ...]
     requester_pays: bool = False
-    """Whether the amount came off the requester's account and not out of `issuance`."""
+    """Whether the amount came off the account of ``payer`` and not out of `issuance`."""
+    identity: Peer | None = None
+    """In whose name the requester asked, where that is somebody else."""
+
+    @property
+    def payer(self) -> str:
+        """Whose account the ticket is on: it pays, or its issuance of the day is counted."""
+        return self.identity or self.requester
 
 
 class TicketsExpired(Message):

@@ -87,9 +87,9 @@ class SettlementTerms:
     Attributes:
         orchestrator: whose tickets count, and to whom proofs are addressed.
         total_layers: layers of each model, by manifest root: where its routes end. It may be a live view.
-        issuance_per_day: micro-credits that the tickets of one requester may bring into being in one day.
+        issuance_per_day: micro-credits that the tickets on one account may bring into being in one day.
         lease_issuers: whose leases count; the orchestrator's own always do. None: everybody's, where another one has judged that.
-        requester_pays: whether a ticket's requester pays for it, as far as it can, and nothing is brought into being.
+        requester_pays: whether the account that a ticket is on pays for it, as far as it can, and nothing is brought into being.
         revoked: leases that the orchestrator took away, by peer; it may be a live view.
     """
 

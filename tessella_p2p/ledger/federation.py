@@ -385,10 +385,19 @@ class MirroredLedger:
 def _check_settled(change: ProofSettled, work: ProvenWork) -> None:
     """Whether a settled entry is about the proof that comes with it, and pays no more positions than were receipted."""
     proof = work.proof
-    said = (change.worker, change.requester, change.request_id, change.settle_before, change.session, change.epoch)
+    said = (
+        change.worker,
+        change.requester,
+        change.identity,
+        change.request_id,
+        change.settle_before,
+        change.session,
+        change.epoch,
+    )
     proven = (
         work.worker,
         work.ticket.requester,
+        work.ticket.identity,
         proof.request_id,
         work.ticket.settle_before,
         proof.session,

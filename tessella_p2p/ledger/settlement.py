@@ -13,9 +13,9 @@
 
 Rules, beyond those of ``evidence``: only what a receipt covers is paid; each (layer, position) of a ticket is paid once, whatever the
 epoch, the session or the worker; of a (session, epoch) the route counts that the requester stated first, as settled proofs show it;
-where a neighbour's proof is known, one's output is the other's input at every position that both state; the tickets of one requester
-bring a bounded number of credits into being a day. Refused and held proofs leave no trace in the state, so nobody can fill it with
-them.
+where a neighbour's proof is known, one's output is the other's input at every position that both state; the tickets on one account
+(the requester's, or that of the identity in whose name it asked) bring a bounded number of credits into being a day. Refused and held
+proofs leave no trace in the state, so nobody can fill it with them.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ def _pay(
     now_ms: int,
 ) -> tuple[tuple[Change, ...], Settled]:
     before = 0 if earlier is None else earlier.micro_credits
-    day = now_ms // DAY_MS
+    day, payer = now_ms // DAY_MS, PeerId(work.ticket.payer)
     if not terms.requester_pays:
-        left = terms.issuance_per_day - state.issued(key.requester, day)
-        held = f"the tickets of {key.requester} have brought in what they may today; the rest waits"
+        left = terms.issuance_per_day - state.issued(payer, day)
+        held = f"the tickets of {payer} have brought in what they may today; the rest waits"
         held_code = Code.ISSUANCE_BOUND
     else:
-        left = _purse(state, key.requester, work.worker)
-        held = f"{key.requester} cannot pay more than it has; the rest waits"
+        left = _purse(state, payer, work.worker)
+        held = f"{payer} cannot pay more than it has; the rest waits"
         held_code = Code.REQUESTER_CANNOT_PAY
     paid_positions = _affordable(ticket, work.layers, work.receipted, max(0, left) // MICRO_PER_LAYER_POSITION)
     amount = ticket.due(work.layers, paid_positions) * MICRO_PER_LAYER_POSITION
@@ -143,6 +143,7 @@ def _pay(
         route=work.route,
         points=work.points,
         requester_pays=terms.requester_pays,
+        identity=work.ticket.identity,
     )
     if not complete:
         return (change,), _held(held_code, held, before + amount)
@@ -152,9 +153,9 @@ def _pay(
     return (change,), Settled(status="settled", micro_credits=before + amount)
 
 
-def _purse(state: LedgerState, requester: PeerId, worker: PeerId) -> int:
-    """What a requester can pay ``worker``, in micro-credits. Paying itself moves nothing, so that has no end."""
-    return _ENDLESS if requester == worker else state.accounts.get(requester).micro_credits
+def _purse(state: LedgerState, payer: PeerId, worker: PeerId) -> int:
+    """What ``payer`` can pay ``worker``, in micro-credits. Paying itself moves nothing, so that has no end."""
+    return _ENDLESS if payer == worker else state.accounts.get(payer).micro_credits
 
 
 def _affordable(ticket: TicketFacts, layers: LayerRange, positions: int, budget: int) -> int:

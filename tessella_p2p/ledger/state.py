@@ -4,7 +4,7 @@
     accounts   account name                                   micro-credits and settled proofs (8 bytes each)
     tickets    ticket key                                     `tickets.TicketFacts`
     proofs     ticket key, session, epoch, worker             `tickets.ProofFacts`
-    issued     day (8 bytes), requester                       micro-credits brought in by the requester's tickets that day
+    issued     day (8 bytes), payer                           micro-credits brought in by the tickets on its account that day
     expiry     settle_before (8 bytes), ticket key            a zero byte
     state      "horizon"                                      the latest settle_before whose facts were dropped
     reputation peer                                           `reputation.Reputation`
@@ -86,9 +86,9 @@ class LedgerState:
         row = self._tables.get("proofs", _proof_key(key, session, epoch, worker))
         return None if row is None else decode_proof(row, worker)
 
-    def issued(self, requester: str, day: int) -> int:
-        """Micro-credits that the tickets of ``requester`` brought into being on ``day`` (days since the Unix epoch, UTC)."""
-        row = self._tables.get("issued", _issued_key(day, requester))
+    def issued(self, payer: str, day: int) -> int:
+        """Micro-credits that the tickets on the account of ``payer`` brought into being on ``day`` (days since the Unix epoch, UTC)."""
+        row = self._tables.get("issued", _issued_key(day, payer))
         return 0 if row is None else _number(row)
 
     @property
@@ -176,7 +176,7 @@ class LedgerState:
         self._pay(change, proofs=before is None)
 
     def _pay(self, change: ProofSettled, *, proofs: int) -> None:
-        amount, payer = change.micro_credits, change.requester if change.requester_pays else ISSUANCE
+        amount, payer = change.micro_credits, change.payer if change.requester_pays else ISSUANCE
         if not amount or payer == change.worker:  # the latter would take from one account what it gives to the same
             if proofs:
                 self.accounts.count_proof(change.worker)
@@ -185,8 +185,8 @@ class LedgerState:
             raise LocalProtocolError(f"{payer} has less than the {amount} micro-credits that it is to pay")
         self.accounts.apply(Transfer(payer, change.worker, amount), proofs=proofs)
         if not change.requester_pays:
-            issued = self.issued(change.requester, change.day) + amount
-            self._tables.put("issued", _issued_key(change.day, change.requester), issued.to_bytes(8, "big"))
+            issued = self.issued(change.payer, change.day) + amount
+            self._tables.put("issued", _issued_key(change.day, change.payer), issued.to_bytes(8, "big"))
 
     def _apply_slashed(self, change: Slashed, at_ms: int) -> None:
         if change.audit_id is not None:
@@ -251,8 +251,8 @@ def _proof_key(key: TicketKey, session: bytes, epoch: int, worker: str) -> bytes
     return key.digest + session + epoch.to_bytes(4, "big") + worker.encode()
 
 
-def _issued_key(day: int, requester: str) -> bytes:
-    return day.to_bytes(8, "big") + requester.encode()
+def _issued_key(day: int, payer: str) -> bytes:
+    return day.to_bytes(8, "big") + payer.encode()
 
 
 def _expiry_key(settle_before: int, digest: bytes) -> bytes:

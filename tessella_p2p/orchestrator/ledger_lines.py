@@ -37,7 +37,7 @@ def ledger_line(sequence: int, entry: JournalEntry, reports: int = 0) -> LedgerL
             peer, requester, request_id = change.worker, change.requester, change.request_id
             micro_credits = change.micro_credits
             start, end = change.layers
-            paid_by = "the requester" if change.requester_pays else "issuance"
+            paid_by = (change.identity or "the requester") if change.requester_pays else "issuance"
             text = f"layers {start}–{end}, {change.paid_positions} positions, epoch {change.epoch}; paid by {paid_by}"
             text += "" if change.complete else "; more is due"
         case TicketsExpired():

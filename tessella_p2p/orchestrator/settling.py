@@ -15,7 +15,7 @@ from tessella_p2p.base.limits import HEARTBEAT_S, MAX_SETTLING_REQUESTS
 from tessella_p2p.ledger.evidence import ProvenWork, SettlementTerms, verify_proof
 from tessella_p2p.ledger.store import Judged
 from tessella_p2p.orchestrator.context import Handlers, OrchestratorContext
-from tessella_p2p.orchestrator.grants import Grants, tier_of
+from tessella_p2p.orchestrator.grants import Grants, identity_behind, tier_of
 from tessella_p2p.wire import messages as m
 
 _EXPIRIES_AT_ONCE = 64
@@ -71,16 +71,22 @@ class Settling:
 
     async def _grant(self, peer: PeerId, request: m.SessionGrant) -> m.OrchestratorAnswer:
         context = self._context
+        now_ms = context.clock.unix_ms()
+        identity = identity_behind(request, peer, now_ms)
         account, blacklisted = await context.run_blocking(lambda: context.store.standing(peer))
         if blacklisted:
             raise Blacklisted(f"{peer} is on this orchestrator's blacklist")
-        now_ms = context.clock.unix_ms()
+        if identity is not None:
+            account, blacklisted = await context.run_blocking(lambda: context.store.standing(identity))
+            if blacklisted:
+                raise Blacklisted(f"{identity}, in whose name {peer} asks, is on this orchestrator's blacklist")
         return self._grants.grant(
             peer,
             request,
-            micro_credits=account.micro_credits + self.foreign_balance(peer),
+            micro_credits=account.micro_credits + self.foreign_balance(identity or peer),
             sequence=context.sequencer.next(m.TICKET, now_ms),
             now_ms=now_ms,
+            identity=identity,
         )
 
     async def _settle(self, peer: PeerId, request: m.WorkDone) -> m.OrchestratorAnswer:

@@ -94,6 +94,7 @@ from tessella_p2p.wire.messages.orchestrator import (
 )
 from tessella_p2p.wire.messages.payments import (
     Credits,
+    Delegation,
     DigestMark,
     Granted,
     Proof,
@@ -139,6 +140,7 @@ from tessella_p2p.wire.messages.types import (
     ANSWER,
     CAPABILITY,
     CHAIN_OPEN,
+    DELEGATION,
     HISTORY,
     HISTORY_REQUEST,
     LEASE,
@@ -170,12 +172,14 @@ from tessella_p2p.wire.messages.types import (
     Session,
     Tier,
     TimeMs,
+    capped,
 )
 
 __all__ = [
     "ANSWER",
     "CAPABILITY",
     "CHAIN_OPEN",
+    "DELEGATION",
     "HISTORY",
     "HISTORY_REQUEST",
     "LEASE",
@@ -208,6 +212,7 @@ __all__ = [
     "Comparison",
     "Count",
     "Credits",
+    "Delegation",
     "Deregister",
     "Digest",
     "DigestMark",
@@ -320,4 +325,5 @@ __all__ = [
     "WorkSettled",
     "WorkerEntry",
     "Workers",
+    "capped",
 ]

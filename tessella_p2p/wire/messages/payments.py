@@ -20,6 +20,7 @@ from tessella_p2p.wire.messages.types import (
     Reason,
     RequestName,
     Sealed,
+    SealedDelegation,
     SealedRoute,
     Session,
     Tier,
@@ -27,8 +28,21 @@ from tessella_p2p.wire.messages.types import (
 )
 
 
+class Delegation(Message):
+    """An identity's leave for an entry to ask in its name. Domain `DELEGATION`, audience anyone (orchestrators read it).
+
+    The signer is the identity: its balance decides the tier of what ``entry`` asks for, and is charged where requesters pay. It counts
+    as long as its envelope is valid, at most `base.limits.DELEGATION_TTL_S`.
+    """
+
+    entry: Peer
+
+
 class SessionGrant(Message):
-    """An entry asks to start a request; the signer is the requester."""
+    """An entry asks to start a request; the signer is the requester.
+
+    ``delegation`` is a sealed `Delegation`: in whose name it asks; None for its own. ``tier`` is the most that it wants.
+    """
 
     kind: Literal["session_grant"] = "session_grant"
     request_id: RequestName
@@ -36,6 +50,8 @@ class SessionGrant(Message):
     manifest_root: Digest
     recipe: Name
     max_positions: Positions
+    delegation: SealedDelegation | None = None
+    tier: Tier | None = None
 
 
 class Granted(Message):
@@ -47,7 +63,11 @@ class Granted(Message):
 
 
 class Ticket(Message):
-    """The orchestrator's authority to be paid for one request. Domain `TICKET`, audience anyone (stages read it)."""
+    """The orchestrator's authority to be paid for one request. Domain `TICKET`, audience anyone (stages read it).
+
+    ``requester`` is who opens the chain. ``identity`` is in whose name, where that is somebody else: the account that is charged, or
+    whose issuance is counted.
+    """
 
     request_id: RequestName
     requester: Peer
@@ -57,6 +77,12 @@ class Ticket(Message):
     max_positions: Positions
     open_before: TimeMs
     settle_before: TimeMs
+    identity: Peer | None = None
+
+    @property
+    def payer(self) -> str:
+        """On whose account the request goes."""
+        return self.identity or self.requester
 
 
 class ReceiptBody(Message):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -12,6 +13,7 @@ from tessella_p2p.base.limits import (
     KIB,
     MAX_ADDRESS_CHARS,
     MAX_ADDRESSES,
+    MAX_DELEGATION_BYTES,
     MAX_EPOCHS,
     MAX_MODEL_LAYERS,
     MAX_PAGE_ROWS,
@@ -27,6 +29,7 @@ STAGE_RECORD = "stage-record"
 REQUEST = "orchestrator-request"
 ANSWER = "orchestrator-answer"
 TICKET = "ticket"
+DELEGATION = "delegation"
 CHAIN_OPEN = "chain-open"
 CAPABILITY = "capability"
 ROUTE = "route"
@@ -60,6 +63,8 @@ Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 Session = Annotated[bytes, Field(min_length=16, max_length=16)]
 Sealed = Annotated[bytes, Field(min_length=1, max_length=64 * KIB)]
 """An envelope inside a message."""
+SealedDelegation = Annotated[bytes, Field(min_length=1, max_length=MAX_DELEGATION_BYTES)]
+"""The envelope of a `Delegation`."""
 SealedRoute = Annotated[bytes, Field(min_length=1, max_length=MAX_ROUTE_BYTES)]
 """The envelope of a `RouteStatement`."""
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[0-9A-Za-z_.:/@+-]+$")]
@@ -71,9 +76,17 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positions = Annotated[int, Field(ge=0, le=MAX_POSITIONS)]
 Epoch = Annotated[int, Field(ge=0, lt=MAX_EPOCHS)]
 Tier = Literal["VIP", "Standard", "Leech"]
+"""The best first."""
 PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_ROWS)]
 Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 MicroCredits = Annotated[int, Field(ge=-(2**53), lt=2**53)]
 CanaryMode = Literal["off", "echo", "scale"]
 """How a canary answers instead of truly: with its input; with its true output, scaled."""
 Health = Literal["healthy", "degraded", "incomplete"]
+
+_RANK: Final[Mapping[Tier, int]] = {tier: rank for rank, tier in enumerate(get_args(Tier))}
+
+
+def capped(tier: Tier, most: Tier | None) -> Tier:
+    """``tier``, or ``most`` where it is a better one than that; None is no bound."""
+    return tier if most is None or _RANK[tier] >= _RANK[most] else most
