@@ -82,6 +82,10 @@ class BusyEngine:
     def keep(self, waiting: Collection[SessionKey]) -> None:
         """See `stages.engine.StageEngine.keep`."""
 
+    def cached_positions(self, key: SessionKey) -> int:
+        """See `stages.engine.StageEngine.cached_positions`."""
+        return 0
+
     def close_session(self, key: SessionKey) -> None:
         """See `stages.engine.StageEngine.close_session`."""
 

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from tessella_p2p.entry.api import Finished, ScoredToken, TokenScores
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream, also of a failed one."""
 PING = b": ping\n\n"
@@ -37,12 +38,13 @@ class Timings(TypedDict):
 
 
 class Hop(TypedDict):
-    """One stage of the route; ``layers`` is half-open."""
+    """One stage of the route; ``layers`` is half-open; ``cached`` is in positions, null before the first token."""
 
     peer_id: str
     layers: tuple[int, int]
     hop_ms: float
     compute_ms: float
+    cached: int | None
 
 
 class Extension(TypedDict):
@@ -135,35 +137,6 @@ class ChatChunk(TypedDict):
     tessella: NotRequired[Extension]
 
 
-class Generated(TypedDict):
-    """A whole answer of ``/v1/generate``."""
-
-    id: str
-    object: Literal["tessella.generation"]
-    created: int
-    model: str
-    text: str
-    logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReason
-    usage: Usage
-    tessella: Extension
-
-
-class GeneratedChunk(TypedDict):
-    """One event of a streamed ``/v1/generate``; the last one has the reason, the usage and the extension."""
-
-    id: str
-    object: Literal["tessella.generation.chunk"]
-    created: int
-    model: str
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReason | None
-    usage: NotRequired[Usage]
-    tessella: NotRequired[Extension]
-
-
 def encoded(value: Any) -> bytes:
     """UTF-8 JSON; a number that JSON cannot say is null."""
     return to_json(value, inf_nan_mode="null")
@@ -174,9 +147,10 @@ def event(value: Any) -> bytes:
     return b"data: " + encoded(value) + b"\n\n"
 
 
-def usage_of(finished: Finished) -> Usage:
-    """The counts of a generation."""
-    prompt, answer = len(finished.prompt_ids), len(finished.token_ids)
+def usage_of(finished: Sequence[Finished], per_prompt: int = 1) -> Usage:
+    """The counts of some generations, each prompt once: every ``per_prompt`` of them in a row had the same one."""
+    prompt = sum(len(each.prompt_ids) for each in finished[::per_prompt])
+    answer = sum(len(each.token_ids) for each in finished)
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
@@ -211,6 +185,7 @@ def extension_of(finished: Finished) -> Extension:
                 "layers": hop.layers.as_tuple(),
                 "hop_ms": hop.hop_ms,
                 "compute_ms": hop.compute_ms,
+                "cached": hop.cached,
             }
             for hop in finished.route
         ],

@@ -402,7 +402,7 @@ class Chain:
         self._sent.asked, self._sent.chunks = None, 0
         if self.ended.is_set():
             return
-        self._token = Token(sampled, wall_us, tuple(_plausible(each, wall_us) for each in frame.trace))
+        self._token = Token(sampled, wall_us, tuple(_plausible(each, wall_us, frame.position) for each in frame.trace))
         self._news.set()
 
     def token_stream_closed(self) -> None:
@@ -477,7 +477,12 @@ def first_addresses(addresses: Sequence[str], max_bytes: int) -> tuple[str, ...]
     return tuple(kept)
 
 
-def _plausible(entry: TraceEntry, wall_us: int) -> TraceEntry:
-    """Times that a stage states are a report: none of them can be longer than the whole step was."""
+def _plausible(entry: TraceEntry, wall_us: int, positions: int) -> TraceEntry:
+    """What a stage states is a report: no time is longer than the whole step was, nothing was cached beyond what was sent."""
     total_us = min(entry.total_us, wall_us)
-    return TraceEntry(min(entry.queue_us, total_us), min(entry.compute_us, total_us), total_us)
+    return TraceEntry(
+        min(entry.queue_us, total_us),
+        min(entry.compute_us, total_us),
+        total_us,
+        min(entry.cached_positions, positions),
+    )

@@ -138,6 +138,10 @@ class CanaryEngine:
         """See `engine.StageEngine.keep`."""
         self._engine.keep(waiting)
 
+    def cached_positions(self, key: SessionKey) -> int:
+        """See `engine.StageEngine.cached_positions`."""
+        return self._engine.cached_positions(key)
+
     def close_session(self, key: SessionKey) -> None:
         """See `engine.StageEngine.close_session`."""
         self._engine.close_session(key)

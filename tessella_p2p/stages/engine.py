@@ -196,6 +196,10 @@ class StageEngine(Protocol):
         """Take note that steps of these sessions wait for a later turn: whoever waits is not idle, and keeps its KV."""
         ...
 
+    def cached_positions(self, key: SessionKey) -> int:
+        """Positions of a session that the prefix cache served; 0 for an unknown one. May be asked from another thread."""
+        ...
+
     def close_session(self, key: SessionKey) -> None:
         """Free a session's KV, but for what the prefix cache keeps; an unknown key is fine."""
         ...

@@ -166,6 +166,11 @@ class KvPages:
             if session is not None:
                 session.used_at = now
 
+    def cached_positions(self, key: SessionKey) -> int:
+        """See `engine.StageEngine.cached_positions`."""
+        session = self._sessions.find(key)
+        return session.num_cached if session is not None else 0
+
     def admit(self, step: StepInput) -> KvSession | TessellaError:
         """The session that ``step`` continues, or the error that its sender gets."""
         return self._sessions.admit(step)
@@ -290,6 +295,7 @@ class KvPages:
             return None
         hit_rows = session.position - position
         self._positions_hit += hit_rows
+        session.num_cached += hit_rows
         return PrefixHit(hit_rows, tuple(outputs), position, digest)
 
     def revert(self, session: KvSession, hit: PrefixHit | None) -> None:
@@ -302,6 +308,7 @@ class KvPages:
         session.seen.digest = hit._digest
         self._cut(session)
         self._positions_hit -= hit.rows
+        session.num_cached -= hit.rows
 
     def _cut(self, session: KvSession) -> None:
         """Let go of the pages behind a session's position, which is a page's boundary: a failed step may have left some."""

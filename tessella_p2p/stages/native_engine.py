@@ -169,6 +169,10 @@ class NativeEngine:
         """See `engine.StageEngine.keep`."""
         self._kv.keep(waiting, time.monotonic())
 
+    def cached_positions(self, key: SessionKey) -> int:
+        """See `engine.StageEngine.cached_positions`."""
+        return self._kv.cached_positions(key)
+
     def close_session(self, key: SessionKey) -> None:
         """See `engine.StageEngine.close_session`."""
         self._kv.close(key)

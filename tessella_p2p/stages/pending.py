@@ -23,12 +23,14 @@ from tessella_p2p.wire.messages import Tier
 class StepResult:
     """What became of a step: its answer (an error value included), and its times at this stage.
 
-    ``compute_us`` is the length of the turns that the step took part in, whoever shared them.
+    ``compute_us`` is the length of the turns that the step took part in, whoever shared them; ``cached_positions`` are those of its
+    session so far that the prefix cache served.
     """
 
     output: StepAnswer
     queue_us: int
     compute_us: int
+    cached_positions: int = 0
 
 
 @dataclass(slots=True, eq=False)

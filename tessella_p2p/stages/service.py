@@ -642,7 +642,8 @@ class StageService:
     def _finish(self, pending: PendingStep, answer: StepAnswer) -> None:
         waited_s = trio.current_time() - pending.arrived_at
         queue_us = max(0, int((waited_s - pending.compute_s) * 1e6))
-        result = StepResult(answer, queue_us, int(pending.compute_s * 1e6))
+        cached = self.engine.cached_positions(pending.step.session)
+        result = StepResult(answer, queue_us, int(pending.compute_s * 1e6), cached)
         if pending not in self._ready:
             return  # nobody waits for it any more
         self._ready.remove(pending)

@@ -55,6 +55,7 @@ class KvSession:
         opened: how many were opened before it.
         position: the next one; everything before it is in the KV.
         num_pages: pages that it holds; they may reach behind its position.
+        num_cached: positions that the prefix cache served.
         used_turn: the last turn that it took part in; 0 before the first.
         used_at: when that was, in seconds.
         seen: for the prefix cache; None in a session without a scope.
@@ -69,6 +70,7 @@ class KvSession:
     opened: int
     position: int = 0
     num_pages: int = 0
+    num_cached: int = 0
     used_turn: int = 0
     used_at: float = 0.0
     seen: SeenRows | None = None

@@ -142,6 +142,10 @@ class TorchEngine:
     def keep(self, waiting: Collection[SessionKey]) -> None:
         """See `engine.StageEngine.keep`; a slot is its session's until that is closed."""
 
+    def cached_positions(self, key: SessionKey) -> int:
+        """See `engine.StageEngine.cached_positions`; there is no prefix cache."""
+        return 0
+
     def close_session(self, key: SessionKey) -> None:
         """See `engine.StageEngine.close_session`."""
         session = self._sessions.close(key)

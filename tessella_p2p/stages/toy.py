@@ -126,6 +126,10 @@ class ToyEngine:
         """See `engine.StageEngine.keep`."""
         self._pages.keep(waiting, self._now())
 
+    def cached_positions(self, key: SessionKey) -> int:
+        """See `engine.StageEngine.cached_positions`."""
+        return self._pages.cached_positions(key)
+
     def close_session(self, key: SessionKey) -> None:
         """See `engine.StageEngine.close_session`."""
         self._pages.close(key)

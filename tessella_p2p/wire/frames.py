@@ -10,7 +10,7 @@
         24    4 step
         28    4 position of the first row
         32    4 rows
-        36    4 trace entries × 12 bytes, before the tensor
+        36    4 trace entries × 16 bytes, before the tensor
         40    4 payload length (trace + body)
         44    4 CRC-32 of the payload
 
@@ -33,7 +33,7 @@ from tessella_p2p.base.limits import KIB, MAX_EPOCHS, MAX_HOP_BYTES, MAX_POSITIO
 VERSION = 1
 _HEADER = struct.Struct(">BBBB16sIIIIIII")
 HEADER_BYTES = _HEADER.size
-_TRACE = struct.Struct(">III")
+_TRACE = struct.Struct(">IIII")
 TRACE_ENTRY_BYTES = _TRACE.size
 MAX_CONTROL_BYTES = 192 * KIB
 _MAX_STEP = 1 << 31
@@ -87,11 +87,15 @@ _FLAGS = {int(flag): flag for flag in (Flag.NONE, Flag.SAMPLE)}
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """One stage's times for one step, in microseconds: waiting, computing, and from frame received to frame sent."""
+    """What one stage says of one step: microseconds of waiting, of computing, and from frame received to frame sent.
+
+    ``cached_positions`` are those of the session so far that its prefix cache served.
+    """
 
     queue_us: int
     compute_us: int
     total_us: int
+    cached_positions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,8 @@ def encode_frame(frame: Frame) -> bytes:
         struct.error: a field that does not fit is our own bug.
     """
     trace = b"".join(
-        _TRACE.pack(*(min(value, 0xFFFFFFFF) for value in (e.queue_us, e.compute_us, e.total_us))) for e in frame.trace
+        _TRACE.pack(*(min(value, 0xFFFFFFFF) for value in (e.queue_us, e.compute_us, e.total_us, e.cached_positions)))
+        for e in frame.trace
     )
     checksum = zlib.crc32(frame.body, zlib.crc32(trace))
     header = _HEADER.pack(

@@ -344,7 +344,7 @@ class StageSession:
         if out:
             assert self._down is not None
             total_us = int((trio.current_time() - waiting.arrived_at) * 1e6)
-            trace = (*frame.trace, TraceEntry(result.queue_us, result.compute_us, total_us))
+            trace = (*frame.trace, TraceEntry(result.queue_us, result.compute_us, total_us, result.cached_positions))
             step = Frame(kind, *self._opening.key, frame.step, position, rows, dtype, frame.flags, trace, out)
             data = encode_frame(step)
             if not self._down.send_nowait(step, data):

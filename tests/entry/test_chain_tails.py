@@ -330,13 +330,15 @@ async def test_a_client_that_reads_slowly_still_has_its_tokens_signed_for(clock:
         assert not world.failures()
 
 
-async def test_times_that_a_stage_makes_up_are_no_longer_than_the_step_was(clock: VirtualClock) -> None:
+async def test_what_a_stage_makes_up_is_no_longer_than_the_step_was_and_no_more_than_was_sent(
+    clock: VirtualClock,
+) -> None:
     async with entry_world(clock, [WHOLE]) as world:
         asked = world.ask(2)
         session = await world.stages[0].session()
         await session.known()
         tokens = await session.open_tokens()
-        huge = (TraceEntry(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),)
+        huge = (TraceEntry(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),)
         await tokens.send(session.token(HERE, 7, trace=huge))
         await session.step()
         await tokens.send(session.token(HERE + 1, 8, trace=huge))
@@ -344,6 +346,7 @@ async def test_times_that_a_stage_makes_up_are_no_longer_than_the_step_was(clock
         assert asked.finished is not None
         (hop,) = asked.finished.route
         assert 0 <= hop.compute_ms <= hop.hop_ms <= 200.0
+        assert hop.cached == HERE + 1
         assert asked.finished.hop_added_ms_p50 is not None
         assert asked.finished.hop_added_ms_p50 >= 0.0
 

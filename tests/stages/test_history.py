@@ -13,6 +13,7 @@ from tessella_p2p.base.limits import HISTORY_FRAME_BYTES, MAX_HISTORY_TRACKS
 from tessella_p2p.stages.history import History, StageTracks, Track, TrackKey
 from tessella_p2p.wire.frames import (
     HEADER_BYTES,
+    TRACE_ENTRY_BYTES,
     DType,
     Flag,
     Frame,
@@ -25,7 +26,7 @@ from tessella_p2p.wire.frames import (
 from tests.stages.openings import STAGES, opened, ticket
 
 ROW = 8
-PAYLOAD = 12 + ROW
+PAYLOAD = TRACE_ENTRY_BYTES + ROW
 """Of one row, with its trace."""
 SESSION = SessionId(bytes(16))
 AUDITED = PeerId(STAGES[0].peer_id)

@@ -124,10 +124,12 @@ def test_a_cached_prefix_changes_no_token_and_another_scope_has_none(cut: int) -
         for engine in engines:
             engine.open_session(key_of(session), 200, scope)
         (answer,) = through(engines, [first_step(session, token_ids, sample=GREEDY)])
+        cached.append([engine.cached_positions(key_of(session)) for engine in engines])
         for engine in engines:
             engine.close_session(key_of(session))
         return answer
 
+    cached: list[list[int]] = []
     right, longer = token(1, prompt, b""), token(2, [*prompt, 5], b"")
     assert token(3, prompt, SCOPE) == right
     assert [engine.kv.prefix_positions_hit for engine in engines] == [0] * len(engines)
@@ -138,6 +140,8 @@ def test_a_cached_prefix_changes_no_token_and_another_scope_has_none(cut: int) -
     assert token(7, [9, *prompt[1:]], SCOPE) != right
     assert [engine.kv.prefix_positions_hit for engine in engines] == [4 * PAGE] * len(engines)
     assert [engine.kv.pages_used for engine in engines] == [0] * len(engines)
+    assert cached == [[served] * len(engines) for served in (0, 0, 0, 2 * PAGE, 2 * PAGE, 0, 0)]
+    assert engines[0].cached_positions(key_of(5)) == 0
 
 
 def test_an_idle_session_makes_room_and_is_told_so() -> None:

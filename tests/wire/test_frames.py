@@ -26,7 +26,7 @@ from tessella_p2p.wire.frames import (
 )
 
 U32 = st.integers(0, 2**32 - 1)
-TRACES = st.lists(st.builds(TraceEntry, U32, U32, U32), max_size=4).map(tuple)
+TRACES = st.lists(st.builds(TraceEntry, U32, U32, U32, U32), max_size=4).map(tuple)
 SESSIONS = st.binary(min_size=16, max_size=16).map(SessionId)
 
 
