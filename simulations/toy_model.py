@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.ids import LayerRange, SessionId
+from tessella_p2p.base.limits import MAX_POSITIONS
+from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.entry.codec import TextDecoder
 from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput
 from tessella_p2p.stages.sampler import Sampler
@@ -45,9 +47,20 @@ class ToyCodec:
         """The token's word."""
         return ToyText().push(token_id).encode()
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+    @property
+    def features(self) -> ModelFeatures:
+        """None but text."""
+        return ModelFeatures(fill_in_the_middle=False, tools=False, context_length=MAX_POSITIONS)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+    ) -> list[int]:
         """A toy has no template."""
         raise InvalidRequest("the toy model has no chat template", "messages")
+
+    async def encode_gap(self, prefix: str, suffix: str) -> list[int]:
+        """A toy has no tokens for it."""
+        raise InvalidRequest("the toy model has no fill-in-the-middle tokens", "suffix")
 
     async def encode_prompt(self, prompt: str) -> list[int]:
         """One token a character."""

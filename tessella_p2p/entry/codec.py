@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tessella_p2p.base.clock import WallClock
+from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.tokenizer import IncrementalDecoder
@@ -45,8 +46,19 @@ class PromptCodec(Protocol):
         """The bytes that a token stands for; none for a control token."""
         ...
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+    @property
+    def features(self) -> ModelFeatures:
+        """What the model can be asked for."""
+        ...
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+    ) -> list[int]:
         """The ids of a conversation, up to where the assistant begins. Raises `InvalidRequest`, `PromptTooLong`."""
+        ...
+
+    async def encode_gap(self, prefix: str, suffix: str) -> list[int]:
+        """The ids that ask for what is missing between two texts. Raises `InvalidRequest`, `PromptTooLong`."""
         ...
 
     async def encode_prompt(self, prompt: str) -> list[int]:
@@ -68,6 +80,7 @@ class ArtifactCodec:
         self._artifact = artifact
         self._clock = clock
         self._max_ids = artifact.config.context_length
+        self._features: ModelFeatures | None = None  # found out when somebody asks
         self.total_layers = artifact.config.layers
         self.vocabulary = artifact.config.vocabulary
         self.end_ids = artifact.tokenizer.end_ids
@@ -76,10 +89,28 @@ class ArtifactCodec:
         """See `PromptCodec.token_bytes`."""
         return self._artifact.tokenizer.token_bytes(token_id)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+    @property
+    def features(self) -> ModelFeatures:
+        """See `PromptCodec.features`."""
+        if self._features is None:
+            self._features = ModelFeatures(
+                fill_in_the_middle=self._artifact.tokenizer.gap is not None,
+                tools=self._artifact.shows_tools,
+                context_length=self._max_ids,
+            )
+        return self._features
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
+    ) -> list[int]:
         """See `PromptCodec.encode_chat`."""
         now_ms, limit = self._clock.unix_ms(), self._max_ids
-        return await in_thread(lambda: self._artifact.encode_messages(messages, now_ms=now_ms, max_ids=limit))
+        encode = self._artifact.encode_messages
+        return await in_thread(lambda: encode(messages, now_ms=now_ms, tools=tools, max_ids=limit))
+
+    async def encode_gap(self, prefix: str, suffix: str) -> list[int]:
+        """See `PromptCodec.encode_gap`."""
+        return await in_thread(lambda: self._artifact.tokenizer.encode_gap(prefix, suffix, max_ids=self._max_ids))
 
     async def encode_prompt(self, prompt: str) -> list[int]:
         """See `PromptCodec.encode_prompt`."""

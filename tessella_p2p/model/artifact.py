@@ -9,12 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tessella_p2p.base.errors import ArtifactError
 from tessella_p2p.model.chat import encode_chat, parse_messages
 from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.manifest import Manifest, StageCosts, build_manifest, contract_hash, root, stage_costs
 from tessella_p2p.model.template import ChatTemplate
 from tessella_p2p.model.tokenizer import Tokenizer
+from tessella_p2p.model.tool_calls import parse_tools
 
 _MAX_MODEL_ID_CHARS = 128
 
@@ -101,15 +103,29 @@ class Artifact:
         """The artifact's name, 32 bytes; hashes the file unless `hash` did."""
         return root(self.manifest)
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether its chat template offers tools to the model, see `ChatTemplate.shows_tools`; False where there is none."""
+        try:
+            return self.template.shows_tools
+        except ArtifactError:
+            return False
+
     def encode_messages(
-        self, messages: Sequence[Mapping[str, object]], *, now_ms: int, max_ids: int | None = None
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        now_ms: int,
+        tools: Sequence[Mapping[str, object]] = (),
+        max_ids: int | None = None,
     ) -> list[int]:
-        """The token ids of an OpenAI request's ``messages``, ready for the assistant's answer.
+        """The token ids of an OpenAI request's ``messages`` and ``tools``, ready for the assistant's answer.
 
         Raises:
-            InvalidRequest, PromptTooLong, ArtifactError: see `chat.parse_messages` and `chat.encode_chat`.
+            InvalidRequest, PromptTooLong, ArtifactError: see `chat.parse_messages`, `tool_calls.parse_tools` and `chat.encode_chat`.
         """
-        return encode_chat(self.tokenizer, self.template, parse_messages(messages), now_ms=now_ms, max_ids=max_ids)
+        conversation, offered = parse_messages(messages), parse_tools(tools)
+        return encode_chat(self.tokenizer, self.template, conversation, now_ms=now_ms, max_ids=max_ids, tools=offered)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -6,26 +6,54 @@ an `ArtifactError`. What it refuses on purpose (``raise_exception``: roles that 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
+from typing import Final
 
 import jinja2
 
-from tessella_p2p.base.errors import ArtifactError, InvalidRequest, PromptTooLong
-from tessella_p2p.base.limits import MAX_PROMPT_CHARS, MAX_TEMPLATE_CHARS
+from tessella_p2p.base.errors import ArtifactError, InvalidRequest, PromptTooLong, TessellaError
+from tessella_p2p.base.limits import MAX_PROMPT_CHARS, MAX_TEMPLATE_CHARS, MAX_TEMPLATE_WORK, TOOL_PROBE_WORK
 from tessella_p2p.model.sandbox import BoundedEnvironment, OutOfBudget, Raised, render
+from tessella_p2p.model.tool_calls import ToolCall, read_calls
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _MAX_DATE_FORMAT_CHARS = 64
+_PROBE_CALL: Final = ToolCall("probe_of_tools", {"probed": "it"}, "probe0000")
+_PROBE_TOOL: Final[Mapping[str, object]] = {
+    "type": "function",
+    "function": {
+        "name": _PROBE_CALL.name,
+        "description": "",
+        "parameters": {"type": "object", "properties": {"probed": {"type": "string"}}, "required": ["probed"]},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation. ``role`` is system, user, assistant or tool."""
+    """One message of a conversation. ``role`` is system, user, assistant or tool.
+
+    ``tool_calls`` are what an assistant asked for; ``call_id`` and ``name`` say which of them a tool's message answers.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+    def as_template_value(self) -> dict[str, object]:
+        """What chat templates expect."""
+        value: dict[str, object] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            value["tool_calls"] = [call.as_template_value() for call in self.tool_calls]
+        if self.call_id:
+            value["tool_call_id"] = self.call_id
+        return {**value, "name": self.name} if self.name else value
 
 
 class ChatTemplate:
@@ -39,8 +67,6 @@ class ChatTemplate:
     Raises:
         ArtifactError: a source that is too long or no template, or that uses what chat templates have no business to.
     """
-
-    __slots__ = ("_compiled", "_source", "_tokens", "text")
 
     def __init__(self, text: str, tokens: Mapping[str, str], source: str) -> None:
         if len(text) > MAX_TEMPLATE_CHARS:
@@ -75,7 +101,30 @@ class ChatTemplate:
                 tokens[f"{name}_token"] = str(vocabulary[token_id])
         return cls(text, tokens, source)
 
-    def render(self, messages: Sequence[ChatMessage], *, now_ms: int, add_generation_prompt: bool = True) -> str:
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the model is shown tools, and writes its calls in the form of `tool_calls`: found out by rendering a probe."""
+        asks = [ChatMessage("user", "?")]
+        called = [*asks, ChatMessage("assistant", "", (_PROBE_CALL,))]
+        try:
+            shown = self.render(asks, now_ms=0, tools=(_PROBE_TOOL,), units=TOOL_PROBE_WORK)
+            written = self.render(
+                called, now_ms=0, tools=(_PROBE_TOOL,), add_generation_prompt=False, units=TOOL_PROBE_WORK
+            )
+        except TessellaError:  # it does not know them
+            return False
+        calls = [(call.name, dict(call.arguments)) for call in read_calls(written)]
+        return _PROBE_CALL.name in shown and (_PROBE_CALL.name, dict(_PROBE_CALL.arguments)) in calls
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        now_ms: int,
+        tools: Sequence[Mapping[str, object]] = (),
+        add_generation_prompt: bool = True,
+        units: int = MAX_TEMPLATE_WORK,
+    ) -> str:
         """The text of a conversation, as transformers' ``apply_chat_template`` gives it.
 
         The contents of the messages stand in it as they are, so tokenise it with care: see `chat.encode_chat`.
@@ -83,14 +132,16 @@ class ChatTemplate:
         Args:
             messages: the conversation.
             now_ms: the date (Unix milliseconds, UTC), for templates that write it.
+            tools: OpenAI's tool objects, as `tool_calls.parse_tools` lets them pass.
             add_generation_prompt: whether it ends where the assistant is to answer.
+            units: the work that it may cost.
 
         Raises:
             InvalidRequest: the template does not accept this conversation.
             PromptTooLong: the conversation alone is over `MAX_PROMPT_CHARS` characters.
             ArtifactError: the template failed, or wants more work than one may cost.
         """
-        if sum(len(message.content) for message in messages) > MAX_PROMPT_CHARS:
+        if sum(map(_num_chars, messages)) + (len(json.dumps(tools)) if tools else 0) > MAX_PROMPT_CHARS:
             raise PromptTooLong(f"the messages are over {MAX_PROMPT_CHARS} characters")
 
         def strftime_now(pattern: str) -> str:
@@ -100,14 +151,14 @@ class ChatTemplate:
 
         variables = {
             **self._tokens,
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "messages": [message.as_template_value() for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
             "strftime_now": strftime_now,
         }
         try:
-            return render(self._compiled, variables, max_chars=2 * MAX_PROMPT_CHARS)
+            return render(self._compiled, variables, max_chars=2 * MAX_PROMPT_CHARS, units=units)
         except Raised as error:
             raise InvalidRequest(
                 f"the model's chat template does not accept these messages: {error}", "messages"
@@ -117,3 +168,8 @@ class ChatTemplate:
         ) as error:  # a template is a program: it may raise anything, and none of it is this node's fault
             what = str(error)[:200] or type(error).__name__
             raise ArtifactError(f"{self._source}: the chat template failed: {what}") from error
+
+
+def _num_chars(message: ChatMessage) -> int:
+    calls = sum(len(call.name) + len(call.call_id) + len(json.dumps(call.arguments)) for call in message.tool_calls)
+    return len(message.content) + len(message.call_id) + len(message.name) + calls

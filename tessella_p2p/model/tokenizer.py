@@ -23,6 +23,7 @@ from tokenizers import models, pre_tokenizers
 
 from tessella_p2p.base.errors import ArtifactError, InvalidRequest, InvalidStep, NotCertified, PromptTooLong
 from tessella_p2p.base.limits import MAX_PROMPT_CHARS, MAX_TOKEN_CHARS, MAX_VOCABULARY
+from tessella_p2p.model.gap_tokens import GapTokens, find_gap_tokens
 
 
 class TokenKind(IntEnum):
@@ -78,11 +79,12 @@ class Tokenizer:
         end_ids: tokens that end an answer.
         bos_id, eos_id: the ids that the metadata name, or None.
         adds_bos: whether a raw prompt begins with `bos_id`; a chat template writes its own.
+        gap: the tokens for fill-in-the-middle, or None; each of them is a control token, whatever type the file gives it.
     """
 
     __slots__ = (
         "_bpe", "_control_or_defined", "_defined", "_defined_pattern", "_every_pattern", "_kinds", "_longest", "_tokens",
-        "adds_bos", "bos_id", "control", "end_ids", "eos_id", "vocabulary",
+        "adds_bos", "bos_id", "control", "end_ids", "eos_id", "gap", "vocabulary",
     )  # fmt: skip
 
     def __init__(self, data: _Vocabulary) -> None:
@@ -100,7 +102,10 @@ class Tokenizer:
         self.bos_id = data.bos_id
         self.eos_id = data.eos_id
         self.adds_bos = data.adds_bos
+        self.gap = data.gap
         self.end_ids = data.end_ids | {i for token, i in self.control.items() if token in _END_NAMES}
+        if data.gap is not None:
+            self.end_ids |= data.gap.end_ids
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
@@ -151,6 +156,21 @@ class Tokenizer:
             InvalidRequest, PromptTooLong: see `encode`.
         """
         ids = self.encode(text, parse_special=True, max_ids=max_ids)
+        return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None else ids
+
+    def encode_gap(self, prefix: str, suffix: str, *, max_ids: int | None = None) -> list[int]:
+        """The ids that ask for what is missing between two texts, in the order prefix, suffix, middle; see `gap_tokens`.
+
+        The two are text: the name of a control token in them stays one.
+
+        Raises:
+            InvalidRequest: the model has no tokens for it, or see `encode`.
+            PromptTooLong: see `encode`.
+        """
+        if self.gap is None:
+            raise InvalidRequest("this model has no fill-in-the-middle tokens, so it takes no suffix", "suffix")
+        before, after = (self.encode(text, max_ids=max_ids) for text in (prefix, suffix))
+        ids = [self.gap.prefix, *before, self.gap.suffix, *after, self.gap.middle]
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None else ids
 
     def _encode_plain(self, text: str) -> list[int]:
@@ -232,6 +252,7 @@ class _Vocabulary:
     eos_id: int | None
     end_ids: frozenset[int]
     adds_bos: bool
+    gap: GapTokens | None
 
 
 def _read_vocabulary(metadata: Mapping[str, object], source: str) -> _Vocabulary:
@@ -252,16 +273,20 @@ def _read_vocabulary(metadata: Mapping[str, object], source: str) -> _Vocabulary
     if not isinstance(kinds, tuple) or len(kinds) != len(tokens) or not all(isinstance(kind, int) for kind in kinds):
         raise ArtifactError(f"{source}: tokenizer.ggml.token_type is not one number for each of {len(tokens)} tokens")
     named = {key: _token_id(metadata, key, len(tokens), source) for key in (*_END_KEYS, "tokenizer.ggml.bos_token_id")}
+    special = {token: i for i, token in enumerate(tokens) if kinds[i] != TokenKind.NORMAL}
+    gap = find_gap_tokens(metadata, special, len(tokens), source)
+    control = gap.all_ids if gap is not None else frozenset()
     return _Vocabulary(
         source=source,
         pre=pre,
         tokens=tokens,
-        kinds=kinds,
+        kinds=tuple(TokenKind.CONTROL if i in control else kind for i, kind in enumerate(kinds)) if control else kinds,
         merges=_merges(metadata, source),
         bos_id=named["tokenizer.ggml.bos_token_id"],
         eos_id=named["tokenizer.ggml.eos_token_id"],
         end_ids=frozenset(i for i in (named[key] for key in _END_KEYS) if i is not None),
         adds_bos=metadata.get("tokenizer.ggml.add_bos_token", False) is True,
+        gap=gap,
     )
 
 

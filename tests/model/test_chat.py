@@ -155,7 +155,7 @@ def test_contents_are_text_parts_or_null() -> None:
         ({"role": "user", "content": ["x"]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"type": "text", "text": None}]}, "messages[1].content[0].text"),
-        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[1].tool_calls[0]"),
     ],
 )
 def test_a_bad_message_names_its_field(message: Mapping[str, object], param: str) -> None:
