@@ -60,6 +60,7 @@ class BridgeMetrics(HttpMetrics):
             "tessella_generations", "Generations, by how they ended", ("outcome",), registry=registry
         )
         self._tokens = Counter("tessella_tokens", "Tokens read and sampled", ("kind",), registry=registry)
+        self._vectors = Counter("tessella_embeddings", "Inputs that vectors were made of", registry=registry)
         self._ttft = Histogram("tessella_ttft_seconds", "Time to the first token", registry=registry, buckets=_SECONDS)
         registry.register(_NodeCollector(node))
 
@@ -79,6 +80,11 @@ class BridgeMetrics(HttpMetrics):
         finally:
             self._generating.dec()
             self._count(outcome)
+
+    def embedded(self, inputs: int, tokens: int) -> None:
+        """Count an answered request for vectors."""
+        self._vectors.inc(inputs)
+        self._tokens.labels("prompt").inc(tokens)
 
     def _count(self, outcome: Outcome) -> None:
         end = outcome.finished
