@@ -15,7 +15,9 @@ from tessella_p2p.base.errors import UnknownModel
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, SSE_PING_S
 from tessella_p2p.bridge.answering import GenerationEndpoint
 from tessella_p2p.bridge.chat import read_chat
+from tessella_p2p.bridge.embeddings import EmbeddingsEndpoint
 from tessella_p2p.bridge.generate import read_generate
+from tessella_p2p.bridge.infill import InfillEndpoint
 from tessella_p2p.bridge.known_host import KnownHost
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
@@ -24,7 +26,12 @@ from tessella_p2p.bridge.node_view import NodeView, peer_json, status_json
 from tessella_p2p.bridge.responses import exception_handlers, json_response, logged_answer
 from tessella_p2p.entry.api import Entry
 
-_ROUTES = frozenset({"/v1/chat/completions", "/v1/generate", "/v1/models", "/status", "/peers", "/metrics"})
+_ROUTES = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/generate", "/v1/embeddings", "/infill", "/v1/models"),
+        *("/status", "/peers", "/metrics"),
+    }
+)
 
 
 def create_app(
@@ -59,6 +66,8 @@ def create_app(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/generate", generate, methods=["POST"]),
+            Route("/v1/embeddings", EmbeddingsEndpoint(entry, metrics), methods=["POST"]),
+            Route("/infill", InfillEndpoint(entry, metrics, ping_s), methods=["POST"]),
             Route("/v1/models", surface.models),
             Route("/v1/models/{model:path}", surface.model),
             Route("/status", surface.status),
@@ -106,7 +115,16 @@ class _NodeSurface:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     def _model_object(self, model: str) -> dict[str, object]:
-        return {"id": model, "object": "model", "created": self._started, "owned_by": "tessella"}
+        features = self._entry.features(model)
+        return {
+            "id": model,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "tessella",
+            "context_length": features.context_length,
+            "embedding_length": features.embedding_length,
+            "features": {"fill_in_the_middle": features.fill_in_the_middle, "tools": features.tools},
+        }
 
 
 def _route_of(path: str) -> str:

@@ -30,11 +30,14 @@ from tessella_p2p.bridge.server import ServerLimits, serve
 from tessella_p2p.bridge.stage_view import LoopView, StageView
 from tessella_p2p.entry.api import (
     Delta,
+    Embedded,
+    EmbedRequest,
     Finished,
     GenerateRequest,
     Generation,
     GenerationEvent,
     HopReport,
+    ModelFeatures,
     Prepared,
     ScoredToken,
     TokenScores,
@@ -44,6 +47,7 @@ from tessella_p2p.stages.engine import KvUse
 MODEL = "toy"
 MAX_PROMPT_IDS = 128
 ANSWER = ("The", " capital", " of", " France", " is", " Paris", ".")
+FEATURES = ModelFeatures(fill_in_the_middle=True, tools=True, context_length=8192, embedding_length=4)
 ROUTE = (
     HopReport(PeerId("12D3KooWHead"), LayerRange(0, 12), 1.5, 1.0),
     HopReport(PeerId("12D3KooWTail"), LayerRange(12, 30), 2.5, 2.0),
@@ -64,14 +68,43 @@ class SpeakingEntry:
     refusal: TessellaError | None = None
     words: Sequence[str] = ANSWER
     models: tuple[str, ...] = (MODEL,)
+    abilities: ModelFeatures = FEATURES
     release: trio.Event = field(default_factory=trio.Event)
     holding: trio.Event = field(default_factory=trio.Event)
     closed: trio.Event = field(default_factory=trio.Event)
     asked: list[GenerateRequest] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
+    embedded: list[EmbedRequest] = field(default_factory=list)
 
     def model_ids(self) -> tuple[str, ...]:
         return self.models
+
+    def features(self, model: str) -> ModelFeatures:
+        if model not in self.models:
+            raise UnknownModel(f"the model {model!r} is not served here")
+        return self.abilities
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return "".join(self.words[token_id] for token_id in token_ids)
+
+    async def embed(self, request: EmbedRequest) -> tuple[Embedded, ...]:
+        """A vector that tells an input's length and its place; waits for ``release`` where ``hold_after`` is set."""
+        self.features(request.model)
+        self.embedded.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        if self.hold_after is not None:
+            self.holding.set()
+            try:
+                await self.release.wait()
+            except trio.Cancelled:
+                self.ends.append("cancelled")
+                raise
+        await trio.lowlevel.checkpoint()
+        return tuple(
+            Embedded((len(each) / 8, place / 8, -0.5, 1 / 3), len(each), f"req-{place}", ROUTE)
+            for place, each in enumerate(request.inputs)
+        )
 
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Generation]:
@@ -101,6 +134,8 @@ class SpeakingEntry:
 def _text_of(request: GenerateRequest) -> str:
     if request.messages is not None:
         return "\n".join(str(message["content"]) for message in request.messages)
+    if request.gap is not None:
+        return request.gap.prefix + request.gap.suffix
     return request.prompt or ""
 
 
