@@ -43,7 +43,7 @@ class Preference(IntEnum):
     NEAR = 2
     """It serves the range under another recipe."""
     PARTY = 3
-    """It serves or loads the range, and has its own reasons: it is the upstream peer, or the requester."""
+    """It serves or loads the range, and has its own reasons: it is the upstream peer, the requester, or who pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def auditors_for(claim: Claim, servers: Iterable[Server], tolerances: Tolerances
 
 
 def _auditor(claim: Claim, server: Server, tolerances: Tolerances) -> Auditor | None:
-    is_party = server.peer_id in (claim.upstream, claim.requester)
+    is_party = server.peer_id in (claim.upstream, claim.requester, claim.payer)
     serves = server.layers == claim.layers
     if server.recipe == claim.recipe:
         if not serves and not server.has_room:

@@ -35,6 +35,7 @@ class Claim:
 
     Attributes:
         positions: how far: the proof's end, or its last mark within `MAX_AUDIT_POSITIONS`.
+        payer: on whose account the ticket is: the requester's own, or that of the identity in whose name it asked.
         input_digest, output_digest: keyed, of the chain-open and all rows up to there; the output of a tail are its draws.
         micro_credits: what the whole proof is worth.
         inputs: what it states to have received at each of its positions, by position: keyed digests.
@@ -42,6 +43,7 @@ class Claim:
 
     worker: PeerId
     requester: PeerId
+    payer: PeerId
     request_id: str
     session: bytes
     epoch: int
@@ -72,6 +74,7 @@ def claim_of(work: ProvenWork, total_layers: int) -> Claim | None:
     return Claim(
         worker=work.worker,
         requester=PeerId(work.ticket.requester),
+        payer=PeerId(work.ticket.payer),
         request_id=proof.request_id,
         session=proof.session,
         epoch=proof.epoch,
