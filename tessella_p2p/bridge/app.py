@@ -15,6 +15,7 @@ from tessella_p2p.base.errors import UnknownModel
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, SSE_PING_S
 from tessella_p2p.bridge.answering import GenerationEndpoint
 from tessella_p2p.bridge.chat import read_chat
+from tessella_p2p.bridge.dashboard_app import DASHBOARD_PATHS, dashboard_routes
 from tessella_p2p.bridge.embeddings import EmbeddingsEndpoint
 from tessella_p2p.bridge.generate import read_generate
 from tessella_p2p.bridge.infill import InfillEndpoint
@@ -74,6 +75,7 @@ def create_app(
             Route("/peers", surface.peers),
             Route("/metrics", surface.metrics),
             *moved_routes(),
+            *dashboard_routes(entry, node, clock),
         ],
         exception_handlers=exception_handlers(logged_answer),
     )
@@ -129,6 +131,6 @@ class _NodeSurface:
 
 def _route_of(path: str) -> str:
     """The name under which a path is counted."""
-    if path in _ROUTES:
+    if path in _ROUTES or path in DASHBOARD_PATHS:
         return path
     return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
