@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tessella_p2p.base.clock import SystemClock
-from tessella_p2p.base.errors import PromptTooLong
+from tessella_p2p.base.errors import InvalidRequest, PromptTooLong
+from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.entry.codec import ArtifactCodec
 from tessella_p2p.model.artifact import Artifact
 from tests.mesh.oracle import cases
+from tests.model.fim_artifact import CONTEXT_LENGTH, write_fim_artifact
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +60,20 @@ def test_the_bytes_of_an_answers_tokens_are_its_text(artifact: Artifact) -> None
     ids = artifact.tokenizer.encode("naïve 🦜", parse_special=False, max_ids=100)
     assert b"".join(map(codec.token_bytes, ids)).decode() == "naïve 🦜"
     assert all(codec.token_bytes(token) == b"" for token in codec.end_ids)
+
+
+async def test_a_model_says_what_it_can_be_asked_for(artifact: Artifact, tmp_path: Path) -> None:
+    codec = ArtifactCodec(artifact, SystemClock())
+    assert codec.features == ModelFeatures(False, False, artifact.config.context_length)
+    for refused in (codec.encode_gap("a", "b"), codec.encode_chat([{"role": "user", "content": "x"}], [TOOL])):
+        with pytest.raises(InvalidRequest):
+            await refused
+    with Artifact.open(write_fim_artifact(tmp_path)) as other:
+        able = ArtifactCodec(other, SystemClock())
+        assert able.features == ModelFeatures(True, True, CONTEXT_LENGTH)
+        assert await able.encode_gap("a", "b") == other.tokenizer.encode_gap("a", "b")
+        told = other.tokenizer.decode(await able.encode_chat([{"role": "user", "content": "x"}], [TOOL]))
+    assert '"name": "weather"' in told
+
+
+TOOL = {"type": "function", "function": {"name": "weather"}}

@@ -90,6 +90,7 @@ def tiny_llama(
     metadata: Mapping[str, object] | None = None,
     tied: bool = False,
     seed: int = 0,
+    vocabulary: int = VOCABULARY,
 ) -> tuple[dict[str, object], dict[str, Stored]]:
     """A llama of 3 layers with random weights: metadata and tensors, to be changed and built."""
     rng = np.random.default_rng(seed)
@@ -105,7 +106,7 @@ def tiny_llama(
             return q4_1(rng, (rows, columns), 3.0 * columns**-0.5)
         return floats((rng.standard_normal((rows, columns)) * 1.5 * columns**-0.5).astype(np.float32))
 
-    tensors: dict[str, Stored] = {"token_embd.weight": matrix(VOCABULARY, hidden)}
+    tensors: dict[str, Stored] = {"token_embd.weight": matrix(vocabulary, hidden)}
     for layer in range(layers):
         tensors |= {
             f"blk.{layer}.attn_norm.weight": norm(),
@@ -120,7 +121,7 @@ def tiny_llama(
         }
     tensors["output_norm.weight"] = norm()
     if not tied:
-        tensors["output.weight"] = matrix(VOCABULARY, hidden)
+        tensors["output.weight"] = matrix(vocabulary, hidden)
     return merged, tensors
 
 
