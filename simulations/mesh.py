@@ -95,6 +95,8 @@ class MeshShape:
     outage_grace_s: float = OUTAGE_GRACE_S
     record: bool = False
     """Keep what the orchestrator receives."""
+    prove_routes: bool = False
+    """Whether entries see for themselves that a route answers; else what stages say is enough, and no session is but a request's."""
     audits: AuditPolicy | None = None
     """How much of the settled work is recomputed; None audits nothing."""
     standby: bool = False
@@ -361,6 +363,7 @@ class SimulatedMesh:
             hop_timeout_s=self.shape.hop_timeout_s,
             checkpoint_s=self.shape.checkpoint_s,
             outage_grace_s=self.shape.outage_grace_s,
+            prove_routes=self.shape.prove_routes,
         )
 
     # ---- use ----

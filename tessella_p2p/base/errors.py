@@ -173,14 +173,17 @@ class UnknownModel(RefusalError):
 
 
 class NoRoute(RefusalError):
-    """``missing`` holds the half-open layer ranges that nobody ready serves."""
+    """``missing`` holds the half-open layer ranges that nobody ready serves, ``retry_after_s`` when it may be different, if known."""
 
     code = "no_route"
     http_status = 503
 
-    def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
+    def __init__(
+        self, message: str, missing: tuple[tuple[int, int], ...] = (), *, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.missing = missing
+        self.retry_after_s = retry_after_s
 
 
 class OrchestratorUnreachable(RefusalError):

@@ -273,6 +273,16 @@ MAX_QUERY_FIELDS = 16
 SSE_PING_S = 15.0
 MAX_CHAT_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
+MAX_CHOICES = 8
+"""Answers to one prompt of a request."""
+MAX_PROMPTS_AND_CHOICES = 64
+"""Answers to all prompts of a request."""
+MAX_CONCURRENT_CHOICES = 8
+"""Of those, how many are generated at a time."""
+MAX_LEGACY_LOGPROBS = 5
+"""Alternatives beside a token of a text completion."""
+LEGACY_MAX_TOKENS = 16
+"""Tokens of a text completion that says no number."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_EMBEDDING_INPUTS = 1024
@@ -624,3 +634,15 @@ PICTURED_RATE_S = 180
 # What an entry remembers of its own requests, and for how long it believes in a route
 MAX_KEPT_REQUESTS = 1024
 """Requests that ended and can still be asked about."""
+READY_S = 30.0
+"""How long a model is listed after a complete route of stages has answered."""
+PROBE_S = 15.0
+"""How long a route may take over its proof, one token: an engine that slept has to load."""
+PROBE_RETRY_S = 3.0
+"""A route that failed its proof is not tried again before this."""
+PROBE_RETRY_MAX_S = 60.0
+"""Where nobody asks, each failure in a row doubles the wait, up to this."""
+MAX_PROBED_PATHS = 3
+"""Routes of one attempt, one after the other."""
+MAX_PROVEN_PATHS = 64
+"""Routes that are remembered to have answered."""

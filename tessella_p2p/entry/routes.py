@@ -42,7 +42,7 @@ def choose_route(
     saturated stage is the last resort, a canary none at all. A peer serves one stage of a route. Ties go to the smaller peer id, so
     that the choice is a function of its arguments.
     """
-    serving = sorted((s for s in stages if _serves(s)), key=lambda s: (s.layers.start, s.peer_id))
+    serving = sorted((s for s in stages if is_serving(s)), key=lambda s: (s.layers.start, s.peer_id))
     best: dict[int, tuple[float, tuple[str, ...], tuple[VerifiedStage, ...]]] = {0: (0.0, (), ())}
     for stage in serving:  # by start, so every way to a start is known before it is left
         so_far = best.get(stage.layers.start)
@@ -61,7 +61,7 @@ def choose_route(
 
 def no_route(model_id: str, stages: Iterable[VerifiedStage], total_layers: int) -> NoRoute:
     """The error that says which layers are missing."""
-    coverage = walk((stage.layers for stage in stages if _serves(stage)), total_layers)
+    coverage = walk((stage.layers for stage in stages if is_serving(stage)), total_layers)
     if coverage.holes:
         words = ", ".join(str(hole) for hole in coverage.holes)
         holes = tuple(hole.as_tuple() for hole in coverage.holes)
@@ -71,5 +71,6 @@ def no_route(model_id: str, stages: Iterable[VerifiedStage], total_layers: int) 
     return NoRoute(f"every layer of {model_id} is served, but by peers that failed just now; try again soon")
 
 
-def _serves(stage: VerifiedStage) -> bool:
+def is_serving(stage: VerifiedStage) -> bool:
+    """Whether a route may go over a stage."""
     return stage.state != "draining" and not stage.canary

@@ -31,9 +31,11 @@ from tessella_p2p.entry.following import Following
 from tessella_p2p.entry.granting import Granting
 from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, check_hop_body, sampling_of
 from tessella_p2p.entry.prompting import check_model, checked_ids, prompt_ids
+from tessella_p2p.entry.proving import Proving
 from tessella_p2p.entry.reach import Reach
+from tessella_p2p.entry.readiness import ModelReadiness, PathStage, Readiness, path_of
 from tessella_p2p.entry.requests import CANCELLED, RequestBook, Trail
-from tessella_p2p.entry.routes import Route, choose_route, no_route
+from tessella_p2p.entry.routes import Route, choose_route, is_serving, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
 from tessella_p2p.ledger.client import OrchestratorPort
@@ -68,6 +70,7 @@ class EntryService:
         reports: of peers that failed this entry itself; None where nobody is told.
         outage_grace_s: how long requests are served while no orchestrator answers.
         admission: how many requests are open and wait; None for the bounds of `base.limits`.
+        prove_routes: a route has to have answered lately to be offered; False where what stages say of themselves is enough.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class EntryService:
         reports: FailureReports | None = None,
         outage_grace_s: float = OUTAGE_GRACE_S,
         admission: Admission | None = None,
+        prove_routes: bool = True,
     ) -> None:
         self._context = context
         self._model = model
@@ -94,7 +98,7 @@ class EntryService:
                 discovery,
                 model.manifest_root,
                 self._reach,
-                is_routed=lambda: bool(self.model_ids()),
+                is_routed=self.has_route,
                 spread=lambda: 0.5 + int.from_bytes(context.random_bytes(2), "big") / 2**16,
             )
         self._admission = admission or Admission()
@@ -102,6 +106,8 @@ class EntryService:
         self._reports = reports
         self._table = TokenTable(context.checkpoint_s)
         self._blame = Blame()
+        self._readiness = Readiness()
+        self._proving = Proving(self, self._readiness, discovery) if prove_routes else None
         self._scope_secret = context.random_bytes(32)
         self._nursery: trio.Nursery | None = None
         self._idle = trio.Event()
@@ -144,6 +150,8 @@ class EntryService:
             nursery.start_soon(self._granting.run)
             if self._following is not None:
                 nursery.start_soon(self._following.run)
+            if self._proving is not None:
+                nursery.start_soon(self._proving.run)
             try:
                 await trio.sleep_forever()
             finally:
@@ -195,12 +203,63 @@ class EntryService:
         return route
 
     def model_ids(self) -> tuple[str, ...]:
-        """The model, while a complete route serves it."""
+        """The model, while a complete route serves it, and one has answered lately."""
+        if not self.has_route():
+            return ()
+        is_ready = self._proving is None or self.readiness().state == "ready"
+        return (self._model.model_id,) if is_ready else ()
+
+    def has_route(self) -> bool:
+        """Whether stages that say that they serve cover the whole model; none of them needs to have answered."""
         try:
             self.find_route()
         except NoRoute:
-            return ()
-        return (self._model.model_id,)
+            return False
+        return True
+
+    # ---- readiness ----
+
+    def readiness(self) -> ModelReadiness:
+        """How the model stands now, from memory."""
+        try:
+            self.find_route()
+        except NoRoute as error:
+            return ModelReadiness("no_route", None, error.missing)
+        return self._readiness.report(self.serving(), trio.current_time())
+
+    async def check_ready(self) -> None:
+        """See `entry.api.Entry.check_ready`."""
+        if self._proving is not None:
+            await self._proving.check()
+        else:
+            self.find_route()
+
+    def serving(self) -> Collection[PathStage]:
+        """Every stage that says that it serves."""
+        names = self._published()
+        return {each for name in names for each in path_of(filter(is_serving, self._stages(name, 1)))}
+
+    def note_answer(self, route: Route) -> None:
+        """A token came over ``route``."""
+        self._readiness.prove(path_of(route.stages), trio.current_time())
+
+    def probe_plan(self, num_prompt: int) -> SessionPlan:
+        """A session of one token behind a prompt, which nobody is paid for."""
+        model, random_bytes = self._model, self._context.random_bytes
+        return SessionPlan(
+            session=SessionId(random_bytes(16)),
+            request_id=self._granting.new_request_id(),
+            model_id=model.model_id,
+            manifest_root=model.manifest_root,
+            vocabulary=model.codec.vocabulary,
+            num_prompt=num_prompt,
+            max_positions=num_prompt + 1,
+            sampling=sampling_of(GenerateRequest(model.model_id), 0, model.codec.vocabulary),
+            output="tokens",
+            cache_scope=random_bytes(32),
+            digest_key=random_bytes(32),
+            ticket=None,
+        )
 
     def features(self, model: str) -> ModelFeatures:
         """See `entry.api.Entry.features`."""
@@ -230,7 +289,10 @@ class EntryService:
         """
         own = self._context.network.peer_id
         accused = error.peer if error.peer != own or own in suspects else None
-        self._blame.note(accused, suspects, trio.current_time(), is_failure=not isinstance(error, Overloaded))
+        is_failure = not isinstance(error, Overloaded)
+        self._blame.note(accused, suspects, trio.current_time(), is_failure=is_failure)
+        if is_failure:
+            self._readiness.doubt(suspects if accused is None else (accused,))
         # Where others passed the story on it is theirs; each stage reports its own neighbour.
         if self._reports is not None and accused is not None and accused != own and not set(suspects) - {accused}:
             self._reports.note(accused, error)
@@ -265,6 +327,8 @@ class EntryService:
         self._reach.check(trio.current_time())
         ids = await self._tokenise(request)
         route, max_tokens = self._admit(request, len(ids))
+        if self._proving is not None and await self._proving.admit():
+            route, max_tokens = self._admit(request, len(ids))
         trail.tokenised(len(ids), max_tokens, trio.current_time())
         seed = request.seed if request.seed is not None else int.from_bytes(self._context.random_bytes(8), "big")
         if not 0 <= seed < 2**64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Collection
 from typing import Literal, Protocol
 
@@ -43,6 +44,8 @@ RECOVERY_S = 20.0
 """How long an answer that has begun waits for a new route."""
 MAX_REROUTES = 8
 _POLL_S = 0.25
+_PROOF_S = 1.0
+"""How often an answer that goes on is noted as a proof of its route."""
 _LAST_PAUSE_S = 8.0
 
 
@@ -65,6 +68,10 @@ class SessionHost(Protocol):
 
     def count_token(self) -> None:
         """One more token was sampled."""
+        ...
+
+    def note_answer(self, route: Route) -> None:
+        """A token came over ``route``."""
         ...
 
     def punish(self, error: TessellaError, suspects: Collection[PeerId]) -> None:
@@ -97,6 +104,7 @@ class Session:
         self._prepared = prepared
         self._tier = tier
         self._trail = trail
+        self._proved_at = -math.inf
         self._filter = StopFilter(request.stop)
         self._decoder = host.codec.decoder()
         self._chain: Chain | None = None
@@ -222,6 +230,9 @@ class Session:
             now = trio.current_time()
             self._timing.note(token, now)
             self._trail.token(now)
+            if now >= self._proved_at + _PROOF_S:
+                self._proved_at = now
+                self._host.note_answer(self._chain.route)
             self._full_since = None
             return token.sampled
 
@@ -242,6 +253,7 @@ class Session:
             self._host.punish(error, self._chain.suspects if self._chain is not None else ())
             self.close()
             self._trail.rerouted(error, trio.current_time())
+            self._proved_at = -math.inf
             self._timing.reroute()
             self._epoch += 1
             if self._epoch > MAX_REROUTES:

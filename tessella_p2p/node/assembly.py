@@ -78,6 +78,8 @@ class NodePlan:
     outage_grace_s: float = OUTAGE_GRACE_S
     standbys: Sequence[tuple[PeerId, str | None]] = ()
     """Other orchestrators of the same federation, with their addresses, in order of preference."""
+    prove_routes: bool = True
+    """A route has to have answered lately to be offered."""
 
 
 class NodeRoles:
@@ -121,6 +123,7 @@ class NodeRoles:
             max_input_tokens=plan.max_input_tokens,
             reports=self._reports,
             outage_grace_s=plan.outage_grace_s,
+            prove_routes=plan.prove_routes,
         )
         self.proofs = ProofWriter(
             around.key, around.clock, around.sequencer, around.proof_log, self.client, around.run_blocking

@@ -206,8 +206,10 @@ async def entry_world(
     hop_timeout_s: float = 10.0,
     hidden_size: int = 0,
     reports: FailureReports | None = None,
+    prove_routes: bool = False,
 ) -> AsyncIterator[EntryWorld]:
-    """An entry that knows a raw stage for each of ``ranges``; of equal ones it prefers the first."""
+    """An entry that knows a raw stage for each of ``ranges``; of equal ones it prefers the first. With ``prove_routes`` its first
+    sessions are its own, to see whether a token comes back."""
     fabric, date = MemoryFabric(random.Random(1), clock, constant_latency(0.02)), SimulatedClock(clock)
     async with AsyncExitStack() as stack:
         network = await stack.enter_async_context(MemoryNetwork.open(fabric, ENTRY_KEY.peer_id))
@@ -223,7 +225,15 @@ async def entry_world(
             network, ENTRY_KEY, date, ClockSequencer(), links, rng.randbytes, hop_timeout_s=hop_timeout_s
         )
         model = ServedModel(MODEL_ID, ToyCodec(ToyModel(TOTAL)), ROOT, (RECIPE,), hidden_size)
-        entry = EntryService(context, model, discovery, None, max_input_tokens=max_input_tokens, reports=reports)
+        entry = EntryService(
+            context,
+            model,
+            discovery,
+            None,
+            max_input_tokens=max_input_tokens,
+            reports=reports,
+            prove_routes=prove_routes,
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(links.run)
             await nursery.start(entry.run)
