@@ -97,6 +97,7 @@ class ArtifactCodec:
                 fill_in_the_middle=self._artifact.tokenizer.gap is not None,
                 tools=self._artifact.shows_tools,
                 context_length=self._max_ids,
+                embedding_length=self._artifact.config.hidden,
             )
         return self._features
 
