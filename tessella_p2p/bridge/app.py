@@ -14,12 +14,14 @@ from tessella_p2p.base.clock import SystemClock, WallClock
 from tessella_p2p.base.errors import UnknownModel
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, SSE_PING_S
 from tessella_p2p.bridge.answering import GenerationEndpoint
+from tessella_p2p.bridge.authorising import Authorising, KeyRing, MeteredEntry
 from tessella_p2p.bridge.chat import read_chat
 from tessella_p2p.bridge.dashboard_app import DASHBOARD_PATHS, dashboard_routes
 from tessella_p2p.bridge.embeddings import EmbeddingsEndpoint
 from tessella_p2p.bridge.generate import read_generate
 from tessella_p2p.bridge.infill import InfillEndpoint
 from tessella_p2p.bridge.known_host import KnownHost
+from tessella_p2p.bridge.known_origin import KnownOrigin, OriginRules
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
 from tessella_p2p.bridge.moved import moved_routes
@@ -45,6 +47,8 @@ def create_app(
     body_timeout_s: float = HTTP_BODY_TIMEOUT_S,
     ping_s: float = SSE_PING_S,
     names: frozenset[str] | None = None,
+    origins: OriginRules | None = None,
+    keys: KeyRing | None = None,
 ) -> ASGIApp:
     """Everything that a node answers over HTTP.
 
@@ -57,11 +61,15 @@ def create_app(
         body_timeout_s: for a request's body; beyond it, 408.
         ping_s: silence after which a stream gets a comment.
         names: under which it may be asked, see `known_host.own_names`; None: under any.
+        origins: whose web pages may use it; None: its own alone.
+        keys: who may use it, and how much; None: everybody who can reach it.
     """
+    if keys is not None:
+        entry = MeteredEntry(entry, keys.rates.spend)
     clock = clock or SystemClock()
     metrics = BridgeMetrics(node)
     surface = _NodeSurface(entry, node, metrics, version, started=clock.unix_ms() // 1000)
-    chat = GenerationEndpoint(read_chat, entry, clock, metrics, ping_s)
+    chat = GenerationEndpoint(lambda body: read_chat(body, entry.features), entry, clock, metrics, ping_s)
     generate = GenerationEndpoint(lambda body: read_generate(body, entry.model_ids()), entry, clock, metrics, ping_s)
     app = Starlette(
         routes=[
@@ -81,6 +89,9 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect is no JSON, and an SDK would follow it with a GET
     answering: ASGIApp = BufferedBody(app, max_body_bytes, body_timeout_s)
+    if keys is not None:
+        answering = Authorising(answering, keys)
+    answering = KnownOrigin(answering, origins or OriginRules())
     if names is not None:
         answering = KnownHost(answering, names)
     return Observed(answering, metrics, _route_of)

@@ -51,7 +51,7 @@ class _Use:
 
 @dataclass(slots=True)
 class KeyRates:
-    """What the keys of one node have used; what was not used for a minute is forgotten, see `keep`."""
+    """What the keys of one node have used. Only ids of its keys may come in, so they bound what is remembered."""
 
     _uses: dict[str, _Use] = field(default_factory=dict)
 
