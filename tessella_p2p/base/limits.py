@@ -344,7 +344,7 @@ OPEN_BURST = 200
 
 # Sampling
 MAX_GRAMMAR_CHARS = 32 * KIB
-"""Of a JSON schema or grammar that an answer has to follow."""
+"""Of a JSON schema or grammar that an answer has to follow; as many bytes of UTF-8."""
 MAX_LOGIT_BIASES = 300
 """Biased tokens of one request."""
 MAX_TOP_LOGPROBS = 20
@@ -646,3 +646,30 @@ MAX_PROBED_PATHS = 3
 """Routes of one attempt, one after the other."""
 MAX_PROVEN_PATHS = 64
 """Routes that are remembered to have answered."""
+
+# Grammars that answers follow: what llguidance may do for one of them
+GRAMMAR_TRIAL_CPU_S = 2
+GRAMMAR_TRIAL_BYTES = 1024 * MIB
+"""What compiling one may take, in a process of its own. A schema of the longest honest kind takes 0.3 s."""
+GRAMMAR_TRIAL_S = 10.0
+"""How long that process may take by the clock, where the machine has other things to do."""
+MAX_REMEMBERED_TRIALS = 1024
+"""Grammars of which is known whether they compile within these bounds."""
+GRAMMAR_COMPILE_FUEL = 1_000_000
+"""Steps of building one grammar's expressions: about 20 ms."""
+GRAMMAR_STEP_FUEL = 100_000
+"""Steps of finding out which tokens may come next: about 7 ms."""
+MAX_GRAMMAR_ITEMS = 20_000
+"""Items of the parser's row at that: about 1 ms … 20 ms with very short lexemes."""
+MAX_GRAMMAR_STATES = 10_000
+"""States of one answer's lexer, of up to 2 KiB each."""
+MAX_GRAMMAR_SYMBOLS = 200_000
+"""Symbols of one compiled grammar."""
+MAX_GRAMMAR_REASON_CHARS = 400
+"""Of what is said of a grammar that is none."""
+GRAMMAR_WAIT_S = 20.0
+"""How long a session waits for those before it to be compiled."""
+
+# The command line
+MAX_SESSION_FILE_BYTES = 4 * MIB
+"""Of a conversation that `chat` keeps in a file."""
