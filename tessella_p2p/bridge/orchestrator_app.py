@@ -25,11 +25,11 @@ from tessella_p2p.base.errors import InvalidRequest, MalformedMessage, NotOperat
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_ENVELOPE_BYTES, ORCHESTRATOR_REQUEST_S
 from tessella_p2p.bridge import orchestrator_json as j
+from tessella_p2p.bridge.api_docs import CONTENT_SECURITY_POLICY, docs_page
 from tessella_p2p.bridge.known_host import KnownHost
 from tessella_p2p.bridge.metrics import HttpMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
 from tessella_p2p.bridge.moved import MOVED, moved_routes
-from tessella_p2p.bridge.orchestrator_docs import CONTENT_SECURITY_POLICY, docs_page
 from tessella_p2p.bridge.orchestrator_metrics import OrchestratorReadings
 from tessella_p2p.bridge.orchestrator_openapi import openapi
 from tessella_p2p.bridge.orchestrator_requests import (

@@ -27,6 +27,9 @@ CONTENT_SECURITY_POLICY: Final = (
 )
 """Allows the page's own style, by its hash, and nothing else."""
 _TITLES: Final = {
+    "openai": "OpenAI's",
+    "text": "The node's own, and editors'",
+    "node": "The node and its mesh",
     "public": "Public",
     "signed": "Signed by a peer",
     "operator": "Operator, with the admin token",
@@ -44,13 +47,14 @@ def docs_page(document: Json) -> str:
         f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1><p>{_marked(info['description'])}</p>",
     ]
     for tag, title in _TITLES.items():
-        parts.append(f"<h2>{title}</h2>")
-        parts += [
+        operations = [
             _operation(method, path, operation)
-            for path, operations in document["paths"].items()
-            for method, operation in operations.items()
+            for path, by_method in document["paths"].items()
+            for method, operation in by_method.items()
             if tag in operation["tags"]
         ]
+        if operations:
+            parts += [f"<h2>{title}</h2>", *operations]
     parts.append("<h2>Bodies</h2>")
     parts += [_schema(name, schema) for name, schema in document["components"]["schemas"].items()]
     return "".join([*parts, "</body></html>"])
