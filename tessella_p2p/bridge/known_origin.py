@@ -11,16 +11,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessella_p2p.base.limits import MAX_CORS_HEADER_CHARS, PREFLIGHT_S
+from tessella_p2p.base.urls import DEFAULT_PORTS, EVERY_ORIGIN
 from tessella_p2p.bridge.errors import ErrorAnswer, shaped_error
 from tessella_p2p.bridge.middleware import send_answer
 
-ANY: Final = "*"
 _FORBIDDEN: Final = 403
 _MAX_SHOWN_CHARS: Final = 128
 _METHODS: Final = "GET, POST"
@@ -29,30 +28,8 @@ _READABLE: Final = (
     "x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
-_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 _FOREIGN: Final = frozenset({"cross-site", "same-site"})
 """What ``Sec-Fetch-Site`` says of another origin: another port of this machine is the same site."""
-
-
-def check_origin(text: str) -> str:
-    """An origin as browsers write it, or ``*``.
-
-    Raises:
-        ValueError: it is none: ``http://HOST[:PORT]`` in lower case, without the scheme's own port and without a path.
-    """
-    if text == ANY:
-        return text
-    parts = urlsplit(text)
-    written = f"{parts.scheme}://{parts.netloc}"
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or "@" in parts.netloc or text != written:
-        raise ValueError(
-            "an origin is http://HOST or https://HOST, with a port where it has one and without a path; or *"
-        )
-    if text != text.lower() or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("an origin is in lower case, and a name in it that is not ASCII is written as xn--…")
-    if parts.netloc.endswith(_DEFAULT_PORTS[parts.scheme]):
-        raise ValueError("browsers leave the scheme's own port out of an origin: leave it out here, too")
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +37,7 @@ class OriginRules:
     """Whose pages may use a server.
 
     Attributes:
-        allowed: other origins, see `check_origin`; ``*`` is everybody.
+        allowed: other origins, see `base.urls.check_origin`; ``*`` is everybody.
         names: of this server behind a proxy that sends another ``Host``, in lower case; pages of these names are its own.
     """
 
@@ -69,14 +46,14 @@ class OriginRules:
 
     def allows(self, origin: str) -> bool:
         """Whether another origin's pages may use it."""
-        return ANY in self.allowed or origin in self.allowed
+        return EVERY_ORIGIN in self.allowed or origin in self.allowed
 
     def is_own(self, origin: str, hosts: Iterable[str]) -> bool:
         """Whether ``origin`` is that of this server, which was asked as ``hosts``: the values of ``Host``."""
         scheme, separator, authority = origin.lower().partition("://")
-        if not separator or scheme not in _DEFAULT_PORTS:
+        if not separator or scheme not in DEFAULT_PORTS:
             return False
-        port = _DEFAULT_PORTS[scheme]
+        port = DEFAULT_PORTS[scheme]
         asked = [host.lower().removesuffix(port) for host in hosts]
         return asked == [authority.removesuffix(port)] or _host_of(authority) in self.names
 

@@ -22,6 +22,7 @@ from tessella_p2p.base.limits import (
     KIB,
     MAX_ADMIN_TOKEN_CHARS,
     MAX_BOOTSTRAP,
+    MAX_CORS_ORIGINS,
     MAX_FEDERATION_PEERS,
     MAX_POSITIONS,
     MAX_SETTLE_PROCESSES,
@@ -37,7 +38,7 @@ from tessella_p2p.base.limits import (
     STREAK_WINDOW_S,
     TRUST_LIMIT_CREDITS,
 )
-from tessella_p2p.base.urls import check_http_url
+from tessella_p2p.base.urls import check_http_url, check_origin
 from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES, RecipeName
 from tessella_p2p.node import settings
 from tessella_p2p.node.peer_address import (
@@ -182,6 +183,16 @@ ApiNames = Annotated[
 ]
 
 
+CorsOrigins = Annotated[
+    tuple[Annotated[Text, AfterValidator(check_origin)], ...],
+    BeforeValidator(_listed),
+    Field(
+        max_length=MAX_CORS_ORIGINS,
+        description="an origin whose web pages may use the HTTP API: https://HOST[:PORT]; * is every page",
+    ),
+]
+
+
 Quantization = Literal["none", "Q8_0", "Q4_0", "INT8", "INT4"]
 _RECIPE_OF: Final[Mapping[str, RecipeName]] = {
     "none": "f32",
@@ -288,6 +299,15 @@ class NodeConfig(ModelRoleConfig):
     api_host: Annotated[IpAddress, _WORKER, Field(description="the address of the HTTP API")] = "127.0.0.1"
     api_port: Annotated[Port, _WORKER, Field(description="the port of the HTTP API; 0 takes a free one")] = 8080
     api_names: Annotated[ApiNames, _WORKER] = ()
+    api_keys: Annotated[
+        Literal["off", "required"] | None,
+        _WORKER,
+        Field(
+            description="whether the HTTP API asks for a key of `tessella-p2p keys api`; else off, "
+            "and to be said where api_host is no loopback address"
+        ),
+    ] = None
+    cors_origins: Annotated[CorsOrigins, _WORKER] = ()
     p2p_host: Annotated[P2pHost, _WORKER] = EVERY_HOST
     p2p_port: Annotated[P2pPort, _WORKER] = 9080
     device: Annotated[Literal["cuda", "metal", "cpu"], _WORKER, Field(description="where layers are computed")] = "cpu"
@@ -446,6 +466,15 @@ class NodeConfig(ModelRoleConfig):
             raise ValueError("public_api_port needs public_ip beside it: the address that the NAT rule listens on")
         if self.public_api_port is not None and self.public_api_url is not None:
             raise ValueError("public_api_url and public_api_port both say where the API is: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_who_may_ask(self) -> Self:
+        if self.api_keys is None and not ipaddress.ip_address(self.api_host).is_loopback:
+            raise ValueError(
+                f"api_host = {self.api_host!r} lets other machines use this node: say api_keys = 'required', and make keys with "
+                "`tessella-p2p keys api add`, or api_keys = 'off' where whoever reaches the port may use it"
+            )
         return self
 
     @property

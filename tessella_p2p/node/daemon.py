@@ -12,11 +12,14 @@ from urllib.parse import urlsplit
 import structlog
 import trio
 
-from tessella_p2p.base.clock import SystemClock
+from tessella_p2p.base.clock import SystemClock, WallClock
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.base.limits import DEFAULT_MAX_POSITIONS, DEFAULT_MAX_SESSIONS
+from tessella_p2p.bridge.api_keys import ApiKeys
 from tessella_p2p.bridge.app import create_app
+from tessella_p2p.bridge.authorising import KeyRing
 from tessella_p2p.bridge.known_host import own_names
+from tessella_p2p.bridge.known_origin import OriginRules
 from tessella_p2p.bridge.server import serve
 from tessella_p2p.entry.codec import ArtifactCodec
 from tessella_p2p.entry.service import ServedModel
@@ -25,6 +28,7 @@ from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.net.libp2p_host import Libp2pNetwork
+from tessella_p2p.node.api_key_file import follow_keys, path_in
 from tessella_p2p.node.artifacts import open_artifact
 from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
 from tessella_p2p.node.config import NodeConfig
@@ -70,7 +74,13 @@ async def run_daemon(config: NodeConfig) -> None:
                 log.info("recipe", recipe=recipe, conversions=facts.conversions)
                 view = LiveNodeView(facts, roles, around.clock, proof_log, in_thread)
                 drain = trio.Event()
-                app = create_app(roles.entry, view, names=own_names(config.api_host, _api_names(config)))
+                app = create_app(
+                    roles.entry,
+                    view,
+                    names=own_names(config.api_host, _api_names(config)),
+                    origins=_origins(config),
+                    keys=await _key_ring(config, around.clock, nursery),
+                )
                 url = await nursery.start(partial(serve, app, config.api_host, config.api_port, drain=drain))
                 await nursery.start(roles.run)
                 nursery.start_soon(view.run)
@@ -87,6 +97,24 @@ def _api_names(config: NodeConfig) -> tuple[str, ...]:
     public = config.announced_api_url
     host = None if public is None else urlsplit(public).hostname
     return config.api_names if host is None else (*config.api_names, host)
+
+
+def _origins(config: NodeConfig) -> OriginRules:
+    """Whose web pages may use it."""
+    return OriginRules(frozenset(config.cors_origins), frozenset(name.lower() for name in _api_names(config)))
+
+
+async def _key_ring(config: NodeConfig, clock: WallClock, nursery: trio.Nursery) -> KeyRing | None:
+    """The API keys, kept as the file has them; None where nobody needs one.
+
+    Raises:
+        ConfigurationError: the file is damaged, or others may read it.
+    """
+    if config.api_keys != "required":
+        return None
+    ring = KeyRing(ApiKeys(), clock)
+    await nursery.start(partial(follow_keys, path_in(config.data_dir), ring.replace))
+    return ring
 
 
 async def _published(config: NodeConfig) -> str:

@@ -58,11 +58,55 @@ def toml(tmp_path: Path) -> Any:
     return write
 
 
-def test_the_manuals_file_is_read_as_it_stands(toml: Any) -> None:
-    config = load_config(NodeConfig, flags={}, environ={}, file=toml(MANUAL))
+def test_the_manuals_file_is_read_once_it_says_who_may_ask(toml: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"api_keys = 'required', and make keys with .*, or api_keys = 'off'"):
+        load_config(NodeConfig, flags={}, environ={}, file=toml(MANUAL))
+    asking = MANUAL.replace('"0.0.0.0"\napi_port', '"0.0.0.0"\napi_keys   = "required"\napi_port')
+    config = load_config(NodeConfig, flags={}, environ={}, file=toml(asking))
+    assert config.api_keys == "required"
     assert config.orchestrator.multiaddr == f"/dns/tracker.example.org/tcp/9090/p2p/{PEER}"
     assert config.keypair_path == Path("/home/operator/.config/tessella/node.key")
     assert (config.vram_mb, config.api_host, config.api_port, config.p2p_port) == (2048, "0.0.0.0", 8080, 9080)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1"])
+def test_on_loopback_nobody_has_to_say_who_may_ask(host: str) -> None:
+    assert node_config(flags={"api_host": host}).api_keys is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "2001:db8::1"])
+@pytest.mark.parametrize("keys", ["off", "required"])
+def test_on_a_wider_host_it_has_to_be_said_who_may_ask(host: str, keys: str) -> None:
+    with pytest.raises(ConfigurationError, match="lets other machines use this node"):
+        node_config(flags={"api_host": host})
+    assert node_config(flags={"api_host": host}, TESSELLA_API_KEYS=keys).api_keys == keys
+
+
+@pytest.mark.parametrize("origin", ["https://chat.example.org", "http://localhost:3000", "http://[::1]:3000", "*"])
+def test_an_origin_is_written_as_browsers_write_it(origin: str) -> None:
+    assert node_config(TESSELLA_CORS_ORIGINS=f"{origin},https://other.example").cors_origins == (
+        origin,
+        "https://other.example",
+    )
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("chat.example.org", "https://", "https://chat.example.org/", "https://Chat.example.org", "null", "file:///x"),
+        *(
+            "https://chat.example.org:443",
+            "http://a.example:80",
+            "https://user@a.example",
+            "https://a.example?x",
+            "https://a b",
+        ),
+        *("https://ä.example", "https://*.example"),
+    ],
+)
+def test_what_no_browser_sends_as_an_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"cors_origins|TESSELLA_CORS_ORIGINS"):
+        node_config(TESSELLA_CORS_ORIGINS=origin)
 
 
 def test_defaults_are_the_manuals_and_the_api_is_local() -> None:
