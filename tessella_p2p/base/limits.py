@@ -634,6 +634,8 @@ PICTURED_RATE_S = 180
 # What an entry remembers of its own requests, and for how long it believes in a route
 MAX_KEPT_REQUESTS = 1024
 """Requests that ended and can still be asked about."""
+MAX_LISTED_REQUESTS = 100
+"""Of those, how many are listed at once."""
 READY_S = 30.0
 """How long a model is listed after a complete route of stages has answered."""
 PROBE_S = 15.0

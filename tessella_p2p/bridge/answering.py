@@ -1,16 +1,14 @@
 """From a request's body to its answer, streamed or not, for every surface that generates text.
 
-A surface brings two things: how its body is read (`Reading`) and how it says a generation (`Dialect`). What they share is here: errors
-before the first byte become a status, later ones an event; a client that leaves cancels its generation at once; a silent stream is kept
-visible with pings; a client that reads slowly holds up nothing but its own generation.
+What a surface brings is in ``choices.py``. What all share is here: errors before the first byte become a status, later ones an event;
+a client that leaves cancels its generations at once; a silent stream is kept visible with pings; a client that reads slowly holds up
+nothing but its own generations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import trio
 from starlette.requests import Request
@@ -21,39 +19,11 @@ from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import LocalProtocolError, TessellaError
 from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answers import DONE, PING, event
+from tessella_p2p.bridge.choices import Answer, Choices, Dialect, Reading
 from tessella_p2p.bridge.errors import error_answer, sole_error
-from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
+from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.responses import logged_answer
-from tessella_p2p.entry.api import Caller, Delta, Entry, Finished, GenerateRequest, Generation, Prepared, TokenScores
-
-
-class Dialect(Protocol):
-    """How one surface says one generation. Each method gives bytes as they go out; pure."""
-
-    def first(self) -> bytes:
-        """Events that open a stream; may be empty."""
-        ...
-
-    def delta(self, delta: Delta) -> bytes:
-        """Events for new text; empty where there is nothing to say."""
-        ...
-
-    def last(self, finished: Finished) -> bytes:
-        """Events that close a stream, before ``[DONE]``."""
-        ...
-
-    def whole(self, text: str, scores: Sequence[TokenScores], finished: Finished) -> bytes:
-        """The JSON of an answer that is not streamed."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A body that was understood: what to ask of the entry, and how to answer (``created`` in Unix seconds)."""
-
-    request: GenerateRequest
-    stream: bool
-    dialect: Callable[[Prepared, int], Dialect]
+from tessella_p2p.entry.api import Caller, Delta, Entry, Finished, Generation, TokenScores
 
 
 class GenerationEndpoint:
@@ -82,28 +52,33 @@ class GenerationEndpoint:
         request = Request(scope, receive)
         reading = self._read(await request.body())
         caller: Caller = getattr(request.state, "caller", Caller())  # `authorising` sets it, where keys are asked for
-        reading = replace(reading, request=replace(reading.request, caller=caller))
+        reading = replace(reading, requests=tuple(replace(each, caller=caller) for each in reading.requests))
         watch = ClientWatch(receive)
-        with self._metrics.generating() as outcome:
-            if reading.stream:
-                await self._stream(reading, watch, EventStream(send, self._ping_s), outcome)
-            else:
-                await self._whole(reading, watch, outcome, Reply(scope, receive, send))
-
-    async def _whole(self, reading: Reading, watch: ClientWatch, outcome: Outcome, reply: Reply) -> None:
-        sink = _Whole(reading, self._now())
-        await watch.guard(lambda: self._generate(reading.request, watch, sink, outcome))
-        if not watch.left:
-            await reply(Response(sink.body, media_type="application/json"))
-
-    async def _stream(self, reading: Reading, watch: ClientWatch, stream: EventStream, outcome: Outcome) -> None:
-        sink = _Streamed(reading, self._now(), stream)
         try:
-            await watch.guard(lambda: self._generate(reading.request, watch, sink, outcome), stream.ping_until_ended)
+            if reading.stream:
+                await self._stream(reading, watch, EventStream(send, self._ping_s))
+            else:
+                await self._whole(reading, watch, Reply(scope, receive, send))
+        except TessellaError as error:
+            reading.name_param(error)
+            raise
+
+    async def _whole(self, reading: Reading, watch: ClientWatch, reply: Reply) -> None:
+        sink = _Whole(reading, self._now())
+        choices = Choices(self._entry, self._metrics, reading.requests, sink, watch.stand_down)
+        await watch.guard(choices.run)
+        if not watch.left:
+            await reply(Response(sink.body(), media_type="application/json"))
+
+    async def _stream(self, reading: Reading, watch: ClientWatch, stream: EventStream) -> None:
+        sink = _Streamed(reading, self._now(), stream)
+        choices = Choices(self._entry, self._metrics, reading.requests, sink, watch.stand_down)
+        try:
+            await watch.guard(choices.run, stream.ping_until_ended)
         except TessellaError as error:
             if not stream.started:
                 raise
-            outcome.code = error.code
+            reading.name_param(error)
             await stream.write(event(logged_answer(error).body) + DONE)
         except (
             Exception
@@ -114,19 +89,6 @@ class GenerationEndpoint:
             raise
         if not watch.left:
             await stream.end()
-
-    async def _generate(self, request: GenerateRequest, watch: ClientWatch, sink: _Sink, outcome: Outcome) -> None:
-        failure: TessellaError | None = None
-        async with self._entry.generate(request) as generation:
-            try:
-                outcome.finished = await _pump(generation, sink)
-            except (
-                TessellaError
-            ) as error:  # raised below: a nursery inside the entry's context would wrap it in a group
-                failure = error
-            watch.stand_down()
-        if failure is not None:
-            raise failure
 
     def _now(self) -> int:
         return self._clock.unix_ms() // 1000
@@ -241,68 +203,66 @@ _SSE_HEADERS = [
 ]
 
 
-class _Sink(Protocol):
-    async def begin(self, prepared: Prepared) -> None: ...
-
-    async def delta(self, delta: Delta) -> None: ...
-
-    async def finish(self, finished: Finished) -> None: ...
-
-
 class _Whole:
+    """The sink of an answer in one piece."""
+
     def __init__(self, reading: Reading, created: int) -> None:
         self._reading = reading
         self._created = created
-        self._dialect: Dialect
-        self._texts: list[str] = []
-        self._scores: list[TokenScores] = []
-        self.body = b""
+        self._dialect: Dialect | None = None
+        self._texts: list[list[str]] = [[] for _ in reading.requests]
+        self._scores: list[list[TokenScores]] = [[] for _ in reading.requests]
+        self._finished: dict[int, Finished] = {}
 
-    async def begin(self, prepared: Prepared) -> None:
-        self._dialect = self._reading.dialect(prepared, self._created)
+    async def begin(self, index: int, generation: Generation) -> None:
+        if self._dialect is None:
+            self._dialect = self._reading.dialect(generation.prepared, self._created)
 
-    async def delta(self, delta: Delta) -> None:
-        self._texts.append(delta.text)
-        self._scores += delta.scores
+    async def delta(self, index: int, delta: Delta) -> None:
+        self._texts[index].append(delta.text)
+        self._scores[index] += delta.scores
 
-    async def finish(self, finished: Finished) -> None:
-        self.body = self._dialect.whole("".join(self._texts), self._scores, finished)
+    async def finish(self, index: int, finished: Finished) -> None:
+        self._finished[index] = finished
+
+    def body(self) -> bytes:
+        """The JSON, once every choice is complete."""
+        assert self._dialect is not None
+        return self._dialect.whole(
+            [
+                Answer("".join(texts), scores, self._finished[index])
+                for index, (texts, scores) in enumerate(zip(self._texts, self._scores, strict=True))
+            ]
+        )
 
 
 class _Streamed:
+    """The sink of an answer that is streamed: a choice's opening waits for its first text, so that an earlier error has a status."""
+
     def __init__(self, reading: Reading, created: int, stream: EventStream) -> None:
         self._reading = reading
         self._created = created
         self._stream = stream
-        self._dialect: Dialect
-        self._opening = b""
+        self._dialect: Dialect | None = None
+        self._openings: dict[int, bytes] = {}
+        self._finished: dict[int, Finished] = {}
 
-    async def begin(self, prepared: Prepared) -> None:
-        self._dialect = self._reading.dialect(prepared, self._created)
-        self._opening = self._dialect.first()
+    async def begin(self, index: int, generation: Generation) -> None:
+        if self._dialect is None:
+            self._dialect = self._reading.dialect(generation.prepared, self._created)
+        self._openings[index] = self._dialect.first(index)
 
-    async def delta(self, delta: Delta) -> None:
-        data = self._opening + self._dialect.delta(delta)
-        self._opening = b""
+    async def delta(self, index: int, delta: Delta) -> None:
+        assert self._dialect is not None
+        data = self._openings.pop(index, b"") + self._dialect.delta(index, delta)
         if data:
             await self._stream.write(data)
 
-    async def finish(self, finished: Finished) -> None:
-        self._stream.stop_pings()
-        await self._stream.write(self._opening + self._dialect.last(finished) + DONE)
-
-
-async def _pump(generation: Generation, sink: _Sink) -> Finished:
-    """Give every event to ``sink``; returns the last one."""
-    await sink.begin(generation.prepared)
-    finished: Finished | None = None
-    async with aclosing(generation.events()) as events:
-        async for each in events:
-            if isinstance(each, Delta):
-                await sink.delta(each)
-            else:
-                finished = each
-                await sink.finish(each)
-    if finished is None:
-        raise LocalProtocolError(f"the events of {generation.prepared.request_id} ended without Finished")
-    return finished
+    async def finish(self, index: int, finished: Finished) -> None:
+        assert self._dialect is not None
+        self._finished[index] = finished
+        data = self._openings.pop(index, b"") + self._dialect.ended(index, finished)
+        if len(self._finished) == len(self._reading.requests):
+            self._stream.stop_pings()
+            data += self._dialect.last([self._finished[each] for each in sorted(self._finished)]) + DONE
+        await self._stream.write(data)

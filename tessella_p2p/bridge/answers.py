@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic_core import to_json
 
-from tessella_p2p.entry.api import Finished, ScoredToken, TokenScores
+from tessella_p2p.entry.api import Finished, HopReport, ScoredToken, TokenScores
 
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
@@ -57,14 +57,32 @@ class Extension(TypedDict):
     tier: str
     paid: bool
     timings: Timings
+    others: NotRequired[list[Extension]]
+    """Of the further choices, in their order; each has been a request of its own."""
+
+
+class CalledFunction(TypedDict):
+    """What is called; ``arguments`` is JSON as text, cut off where the answer was."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class Message(TypedDict):
-    """The assistant's turn."""
+    """The assistant's turn; its content is null where it only calls tools."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class TokenLogprob(TypedDict):
@@ -89,12 +107,12 @@ class ChoiceLogprobs(TypedDict):
 
 
 class Choice(TypedDict):
-    """One answer; there is one, since ``n`` is 1."""
+    """One answer."""
 
     index: int
     message: Message
     logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(TypedDict):
@@ -106,14 +124,31 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[Choice]
     usage: Usage
-    tessella: Extension
+    tessella: NotRequired[Extension]
+
+
+class FunctionDelta(TypedDict):
+    """What a chunk adds to a call: its name in the first one, arguments after it."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The same for the call around it."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
 
 
 class ChoiceDelta(TypedDict):
-    """What a chunk adds: the role in the first one, text after it, and nothing (``{}``) in the last."""
+    """What a chunk adds: the role in the first one, text and calls after it, and nothing (``{}``) in the last."""
 
     role: NotRequired[Literal["assistant"]]
-    content: NotRequired[str]
+    content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChunkChoice(TypedDict):
@@ -122,7 +157,7 @@ class ChunkChoice(TypedDict):
     index: int
     delta: ChoiceDelta
     logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatChunk(TypedDict):
@@ -173,22 +208,31 @@ def _token_logprob(scored: ScoredToken) -> TokenLogprob:
     }
 
 
-def extension_of(finished: Finished) -> Extension:
-    """The ``tessella`` object of a generation."""
+def hop_of(hop: HopReport) -> Hop:
+    """One stage of a route."""
+    return {
+        "peer_id": hop.peer_id,
+        "layers": hop.layers.as_tuple(),
+        "hop_ms": hop.hop_ms,
+        "compute_ms": hop.compute_ms,
+        "cached": hop.cached,
+    }
+
+
+def extension_of(finished: Finished, *others: Finished) -> Extension:
+    """The ``tessella`` object of a generation, and of those beside it."""
+    extension = _extension(finished)
+    if others:
+        extension["others"] = [_extension(other) for other in others]
+    return extension
+
+
+def _extension(finished: Finished) -> Extension:
     return {
         "request_id": finished.request_id,
         "token_ids": finished.token_ids,
         "prompt_ids": finished.prompt_ids,
-        "route": [
-            {
-                "peer_id": hop.peer_id,
-                "layers": hop.layers.as_tuple(),
-                "hop_ms": hop.hop_ms,
-                "compute_ms": hop.compute_ms,
-                "cached": hop.cached,
-            }
-            for hop in finished.route
-        ],
+        "route": [hop_of(hop) for hop in finished.route],
         "tier": finished.tier,
         "paid": finished.paid,
         "timings": {

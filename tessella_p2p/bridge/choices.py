@@ -1,0 +1,188 @@
+"""The generations that one request asks for, side by side: each is a choice of its answer.
+
+A surface brings two things: how its body is read (`Reading`) and how it says its choices (`Dialect`). `Choices` runs them, a few at a
+time, and hands what comes to a `Sink`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import trio
+
+from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, TessellaError
+from tessella_p2p.base.limits import MAX_CONCURRENT_CHOICES
+from tessella_p2p.bridge.errors import sole_error
+from tessella_p2p.bridge.metrics import BridgeMetrics
+from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, Prepared, TokenScores
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One choice of an answer that is not streamed."""
+
+    text: str
+    scores: Sequence[TokenScores]
+    finished: Finished
+
+
+class Dialect(Protocol):
+    """How one surface says the choices of one answer, by their index. Each method gives bytes as they go out; no I/O."""
+
+    def first(self, index: int) -> bytes:
+        """Events that open a choice; may be empty."""
+        ...
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Events for new text; empty where there is nothing to say."""
+        ...
+
+    def ended(self, index: int, finished: Finished) -> bytes:
+        """Events that close a choice."""
+        ...
+
+    def last(self, finished: Sequence[Finished]) -> bytes:
+        """Events that close the stream, before ``[DONE]``; may be empty. ``finished`` is in the order of the choices."""
+        ...
+
+    def whole(self, answers: Sequence[Answer]) -> bytes:
+        """The JSON of an answer that is not streamed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A body that was understood.
+
+    Attributes:
+        requests: what to ask of the entry, for each choice.
+        stream: whether the answer is.
+        dialect: how to answer, made of the first choice that was admitted and the time (Unix seconds).
+        params: what this surface calls a field that the entry may find fault with, where it has another name for it.
+    """
+
+    requests: tuple[GenerateRequest, ...]
+    stream: bool
+    dialect: Callable[[Prepared, int], Dialect]
+    params: Mapping[str, str] = field(default_factory=dict)
+
+    def name_param(self, error: TessellaError) -> None:
+        """Let an error say the field at fault as this surface's clients know it."""
+        if isinstance(error, InvalidRequest) and error.param is not None:
+            error.param = self.params.get(error.param, error.param)
+
+
+def numbered(request: GenerateRequest, n: int) -> tuple[GenerateRequest, ...]:
+    """``n`` choices of one request: each draws with a seed of its own, the first with the one that was given."""
+    if request.seed is None:
+        return (request,) * n
+    return tuple(replace(request, seed=(request.seed + index) % 2**64) for index in range(n))
+
+
+class Sink(Protocol):
+    """Where what comes of the choices goes."""
+
+    async def begin(self, index: int, generation: Generation) -> None:
+        """A choice was admitted."""
+        ...
+
+    async def delta(self, index: int, delta: Delta) -> None:
+        """New text of a choice."""
+        ...
+
+    async def finish(self, index: int, finished: Finished) -> None:
+        """A choice is complete."""
+        ...
+
+
+class Choices:
+    """Runs the choices of one request.
+
+    Args:
+        entry: generates them.
+        metrics: counts each.
+        requests: one for each choice.
+        sink: gets what comes.
+        over: is called when nothing more will come, before the last session is closed.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        metrics: BridgeMetrics,
+        requests: Sequence[GenerateRequest],
+        sink: Sink,
+        over: Callable[[], None],
+    ) -> None:
+        self._entry = entry
+        self._metrics = metrics
+        self._requests = requests
+        self._sink = sink
+        self._over = over
+        self._num_left = len(requests)
+
+    async def run(self) -> None:
+        """Generate every choice, at most `MAX_CONCURRENT_CHOICES` at a time. Cancelled, it closes their sessions.
+
+        Raises:
+            TessellaError: the first failure; the other choices are cancelled.
+        """
+        if len(self._requests) == 1:
+            await self._generate(0)
+            return
+        failure: TessellaError | None = None
+        waiting = iter(range(len(self._requests)))
+
+        async def work() -> None:
+            nonlocal failure
+            try:
+                for index in waiting:  # shared by all workers: each takes the next one
+                    await self._generate(index)
+            except TessellaError as error:
+                failure = failure or error
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(len(self._requests), MAX_CONCURRENT_CHOICES)):
+                nursery.start_soon(work)
+        if failure is not None:
+            raise failure
+
+    async def _generate(self, index: int) -> None:
+        with self._metrics.generating() as outcome:
+            failure: TessellaError | None = None
+            try:
+                async with self._entry.generate(self._requests[index]) as generation:
+                    try:
+                        outcome.finished = await self._pump(index, generation)
+                    except (
+                        TessellaError
+                    ) as error:  # raised below: a nursery inside the context would wrap it in a group
+                        failure = error
+                    self._num_left -= 1
+                    if failure is not None or not self._num_left:
+                        self._over()
+            except BaseExceptionGroup as group:
+                failure = sole_error(group)
+                if failure is None:
+                    raise
+            if failure is not None:
+                raise failure
+
+    async def _pump(self, index: int, generation: Generation) -> Finished:
+        """Give every event to the sink; returns the last one."""
+        await self._sink.begin(index, generation)
+        finished: Finished | None = None
+        async with aclosing(generation.events()) as events:
+            async for each in events:
+                if isinstance(each, Delta):
+                    await self._sink.delta(index, each)
+                else:
+                    finished = each
+                    await self._sink.finish(index, each)
+        if finished is None:
+            raise LocalProtocolError(f"the events of {generation.prepared.request_id} ended without Finished")
+        return finished
