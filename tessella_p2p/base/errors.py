@@ -20,6 +20,7 @@
     ├── RefusalError            a well-formed request that is declined
     │   ├── InvalidRequest      a value that is not accepted
     │   ├── UnknownModel        a model nobody here serves
+    │   ├── UnknownRequest      a request that this node does not remember
     │   ├── NoRoute             no ready stages cover every layer
     │   ├── OrchestratorUnreachable     an entry without its orchestrator for longer than its grace
     │   ├── Overloaded          a node at one of its limits
@@ -169,6 +170,11 @@ class InvalidRequest(RefusalError):
 
 class UnknownModel(RefusalError):
     code = "model_not_found"
+    http_status = 404
+
+
+class UnknownRequest(RefusalError):
+    code = "request_not_found"
     http_status = 404
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -11,7 +13,7 @@ from starlette.types import ASGIApp
 
 from tessella_p2p import __version__
 from tessella_p2p.base.clock import SystemClock, WallClock
-from tessella_p2p.base.errors import UnknownModel
+from tessella_p2p.base.errors import NoRoute, UnknownModel
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, SSE_PING_S
 from tessella_p2p.bridge.answering import GenerationEndpoint
 from tessella_p2p.bridge.authorising import Authorising, KeyRing, MeteredEntry
@@ -26,13 +28,15 @@ from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
 from tessella_p2p.bridge.moved import moved_routes
 from tessella_p2p.bridge.node_view import NodeView, peer_json, status_json
+from tessella_p2p.bridge.request_view import REQUEST_PATHS, request_routes
 from tessella_p2p.bridge.responses import exception_handlers, json_response, logged_answer
+from tessella_p2p.bridge.traced import Traced
 from tessella_p2p.entry.api import Entry
 
 _ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/generate", "/v1/embeddings", "/infill", "/v1/models"),
-        *("/status", "/peers", "/metrics"),
+        *("/status", "/peers", "/metrics", REQUEST_PATHS[0]),
     }
 )
 
@@ -70,7 +74,7 @@ def create_app(
     metrics = BridgeMetrics(node)
     surface = _NodeSurface(entry, node, metrics, version, started=clock.unix_ms() // 1000)
     chat = GenerationEndpoint(lambda body: read_chat(body, entry.features), entry, clock, metrics, ping_s)
-    generate = GenerationEndpoint(lambda body: read_generate(body, entry.model_ids()), entry, clock, metrics, ping_s)
+    generate = GenerationEndpoint(lambda body: read_generate(body, entry.known_models()), entry, clock, metrics, ping_s)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -82,13 +86,14 @@ def create_app(
             Route("/status", surface.status),
             Route("/peers", surface.peers),
             Route("/metrics", surface.metrics),
+            *request_routes(entry),
             *moved_routes(),
             *dashboard_routes(entry, node, clock),
         ],
         exception_handlers=exception_handlers(logged_answer),
     )
     app.router.redirect_slashes = False  # a redirect is no JSON, and an SDK would follow it with a GET
-    answering: ASGIApp = BufferedBody(app, max_body_bytes, body_timeout_s)
+    answering: ASGIApp = Traced(BufferedBody(app, max_body_bytes, body_timeout_s))
     if keys is not None:
         answering = Authorising(answering, keys)
     answering = KnownOrigin(answering, origins or OriginRules())
@@ -108,14 +113,17 @@ class _NodeSurface:
         self._started = started
 
     async def models(self, _: Request) -> Response:
+        with suppress(NoRoute):  # then there is nothing to list
+            await self._entry.check_ready()
         return json_response(
             {"object": "list", "data": [self._model_object(model) for model in self._entry.model_ids()]}
         )
 
     async def model(self, request: Request) -> Response:
         model: str = request.path_params["model"]
-        if model not in self._entry.model_ids():
+        if model not in self._entry.known_models():
             raise UnknownModel(f"the model {model!r} is not served here")
+        await self._entry.check_ready()
         return json_response(self._model_object(model))
 
     async def status(self, _: Request) -> Response:
@@ -144,4 +152,6 @@ def _route_of(path: str) -> str:
     """The name under which a path is counted."""
     if path in _ROUTES or path in DASHBOARD_PATHS:
         return path
+    if path.startswith("/requests/"):
+        return REQUEST_PATHS[1]
     return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"

@@ -157,6 +157,10 @@ class MeteredEntry:
         """See `Entry`."""
         return self._entry.requests
 
+    def known_models(self) -> tuple[str, ...]:
+        """See `Entry`."""
+        return self._entry.known_models()
+
     def model_ids(self) -> tuple[str, ...]:
         """See `Entry`."""
         return self._entry.model_ids()

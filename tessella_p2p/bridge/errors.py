@@ -7,6 +7,7 @@ by the status and expose ``code``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from tessella_p2p.base.errors import (
     TessellaError,
 )
 from tessella_p2p.base.limits import HEARTBEAT_S
+from tessella_p2p.bridge.answer_headers import REQUEST_ID
 
 _RETRY_AFTER_S: Mapping[str, int] = {NoRoute.code: int(HEARTBEAT_S)}
 """Seconds after which a refusal with status 503 may be different; a hole closes with a heartbeat at the earliest."""
@@ -68,12 +70,20 @@ def error_answer(error: TessellaError, *, of_client: bool = False) -> ErrorAnswe
         more["missing_layers"] = [list(layers) for layers in error.missing]
     if error.peer is not None:
         more["peer_id"] = error.peer
-    headers = {"retry-after": str(_RETRY_AFTER_S.get(error.code, _DEFAULT_RETRY_AFTER_S))} if status == 503 else {}
+    headers = {"retry-after": str(_retry_after_s(error))} if status == 503 else {}
+    if error.request_id is not None:
+        more["request_id"] = headers[REQUEST_ID] = error.request_id
     if isinstance(error, NotOperator):
         headers["www-authenticate"] = "Bearer"
     param = error.param if isinstance(error, InvalidRequest | MalformedMessage) else None
     code = _OPENAI_CODES.get(error.code, error.code)
     return shaped_error(status, message, code, param=param, headers=headers, more=more)
+
+
+def _retry_after_s(error: TessellaError) -> int:
+    if isinstance(error, NoRoute) and error.retry_after_s is not None:
+        return max(1, math.ceil(error.retry_after_s))
+    return _RETRY_AFTER_S.get(error.code, _DEFAULT_RETRY_AFTER_S)
 
 
 def shaped_error(

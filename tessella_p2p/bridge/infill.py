@@ -49,7 +49,7 @@ class InfillEndpoint:
         """
         request = Request(scope, receive)
         asked = infill_body(await request.body())
-        model = asked.model if asked.model is not None else lone_model(self._entry.model_ids())
+        model = asked.model if asked.model is not None else lone_model(self._entry.known_models())
         if not self._entry.features(model).fill_in_the_middle:
             raise InvalidRequest(f"{model} has no tokens for filling in the middle", "model")
         caller: Caller = getattr(request.state, "caller", Caller())

@@ -210,6 +210,10 @@ class Entry(Protocol):
         """The requests in flight and the last ones, without what was asked or answered."""
         ...
 
+    def known_models(self) -> tuple[str, ...]:
+        """Models that this node speaks for, whether or not it can answer for them now."""
+        ...
+
     def model_ids(self) -> tuple[str, ...]:
         """Models that a complete route of ready stages serves right now, and has been proven to lately."""
         ...

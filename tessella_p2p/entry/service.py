@@ -202,6 +202,10 @@ class EntryService:
                 low = middle + 1
         return route
 
+    def known_models(self) -> tuple[str, ...]:
+        """The model."""
+        return (self._model.model_id,)
+
     def model_ids(self) -> tuple[str, ...]:
         """The model, while a complete route serves it, and one has answered lately."""
         if not self.has_route():
@@ -335,6 +339,8 @@ class EntryService:
             raise InvalidRequest("seed is from 0 to 2**64 - 1", "seed")
         sampling = sampling_of(request, seed, self._model.codec.vocabulary)
         check_history(sampling, ids, max_tokens)
+        if sampling.grammar is not None:
+            await self._model.codec.check_grammar(sampling.grammar)
         check_hop_body(self._model.hidden_size, len(ids) + (request.max_tokens or 1))
         grant = await self._granting.grant(trail.request_id, route.recipe, len(ids) + max_tokens, request.caller)
         trail.granted(grant.request_id, grant.tier, trio.current_time(), paid=grant.ticket is not None)

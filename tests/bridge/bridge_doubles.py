@@ -4,7 +4,7 @@ server on loopback, and a caller that needs no socket."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,7 @@ from tessella_p2p.entry.api import (
     ScoredToken,
     TokenScores,
 )
+from tessella_p2p.entry.requests import RequestBook
 from tessella_p2p.stages.engine import KvUse
 
 MODEL = "toy"
@@ -59,7 +60,7 @@ class SpeakingEntry:
     """Implements `Entry`: speaks `ANSWER` word by word, and tells how each generation ended.
 
     ``hold_after``: words after which a generation waits for ``release``. ``fail_after``: words after which ``failure`` is raised.
-    ``refusal``: raised instead of admitting.
+    ``refusal``: raised instead of admitting. ``words_for``: what is spoken for each request, in place of ``words``.
     """
 
     hold_after: int | None = None
@@ -67,6 +68,7 @@ class SpeakingEntry:
     failure: Exception | None = None
     refusal: TessellaError | None = None
     words: Sequence[str] = ANSWER
+    words_for: Callable[[GenerateRequest], Sequence[str]] | None = None
     models: tuple[str, ...] = (MODEL,)
     abilities: ModelFeatures = FEATURES
     release: trio.Event = field(default_factory=trio.Event)
@@ -75,9 +77,19 @@ class SpeakingEntry:
     asked: list[GenerateRequest] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     embedded: list[EmbedRequest] = field(default_factory=list)
+    requests: RequestBook = field(default_factory=RequestBook)
+    not_ready: NoRoute | None = None
+
+    def known_models(self) -> tuple[str, ...]:
+        return self.models
 
     def model_ids(self) -> tuple[str, ...]:
-        return self.models
+        return self.models if self.not_ready is None else ()
+
+    async def check_ready(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.not_ready is not None:
+            raise self.not_ready
 
     def features(self, model: str) -> ModelFeatures:
         if model not in self.models:
@@ -114,13 +126,14 @@ class SpeakingEntry:
         prompt_ids = tuple(request.prompt_ids or _text_of(request).encode())
         if len(prompt_ids) > MAX_PROMPT_IDS:
             raise PromptTooLong(f"the prompt has {len(prompt_ids)} tokens, {MAX_PROMPT_IDS} are accepted")
-        prepared = Prepared("req-1", request.model, prompt_ids, request.max_tokens or len(self.words))
+        words = self.words_for(request) if self.words_for is not None else self.words
+        prepared = Prepared(f"req-{len(self.asked)}", request.model, prompt_ids, request.max_tokens or len(words))
         # As a real entry's: a nursery around the generation, which wraps in a group whatever leaves it by raising.
         async with trio.open_nursery() as nursery:
             if self.refusal is not None:
                 raise self.refusal
             try:
-                yield SpeakingGeneration(self, prepared, request)
+                yield SpeakingGeneration(self, prepared, request, words)
             except trio.Cancelled:
                 self.ends.append("cancelled")
                 raise
@@ -144,9 +157,10 @@ class SpeakingGeneration:
     entry: SpeakingEntry
     prepared: Prepared
     request: GenerateRequest
+    words: Sequence[str]
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        spoken = self.entry.words[: self.prepared.max_tokens]
+        spoken = self.words[: self.prepared.max_tokens]
         for index, word in enumerate(spoken):
             if index == self.entry.fail_after and self.entry.failure is not None:
                 raise self.entry.failure
@@ -156,7 +170,7 @@ class SpeakingGeneration:
             await trio.lowlevel.checkpoint()
             yield Delta(word, (index,), self._scores(index, word))
         yield Finished(
-            reason="stop" if len(spoken) == len(self.entry.words) else "length",
+            reason="stop" if len(spoken) == len(self.words) else "length",
             prompt_ids=self.prepared.prompt_ids,
             token_ids=tuple(range(len(spoken))),
             route=ROUTE,
