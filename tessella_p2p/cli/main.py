@@ -25,6 +25,7 @@ EXIT_STATUS_HELP = "Exit status: 0 done; 1 failed; 2 wrong usage or configuratio
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "demo": ("tessella_p2p.cli.demo_command:demo", "Run a whole mesh on this machine and ask it a question."),
     "chat": ("tessella_p2p.cli.chat:chat", "Ask a node, and read the answer as it comes."),
+    "fim": ("tessella_p2p.cli.fim:fim", "Fill in the middle: what stands between a prefix and a suffix."),
     "daemon": ("tessella_p2p.cli.daemons:daemon", "Run a node: worker and entry."),
     "orchestrator": ("tessella_p2p.cli.daemons:orchestrator", "Run an orchestrator: admit, split, mint, settle."),
     "operate": ("tessella_p2p.cli.operate:operate", "Read an orchestrator's books, slash, rebalance, publish."),

@@ -227,4 +227,4 @@ async def test_chunks_of_another_shape_are_said(event: dict[str, Any]) -> None:
 
     async with serving(odd) as url:
         result = await invoke(url, "--model-id", "m", "chat", "hi")
-    assert (result.exit_code, "no chat chunk" in result.stderr) == (1, True)
+    assert (result.exit_code, "no chunk of an answer" in result.stderr) == (1, True)

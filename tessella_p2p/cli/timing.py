@@ -1,0 +1,71 @@
+"""What ``--timing`` shows of an answer: its speed, and its way through the mesh. What the node says is shown, never trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tessella_p2p.cli.asking import Answer
+from tessella_p2p.cli.status import short_peer_id
+from tessella_p2p.cli.terminal import printable
+
+_COLUMNS = ("stage", "layers", "hop ms", "compute ms", "cached")
+_MAX_HOPS = 64
+
+
+def show_timing(answer: Answer) -> None:
+    """Print the times of an answer to standard error; standard output is the answer's alone."""
+    console = Console(stderr=True, highlight=False)
+    console.print(Text(summary(answer)))
+    hops = answer.report.get("route")
+    if not isinstance(hops, list) or not hops:
+        return
+    table = Table(box=None, pad_edge=False)
+    for index, column in enumerate(_COLUMNS):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for hop in hops[:_MAX_HOPS]:
+        if isinstance(hop, dict):
+            table.add_row(*(Text(cell) for cell in _row(hop, answer)))
+    console.print(table)
+
+
+def summary(answer: Answer) -> str:
+    """One line: time to the first token, speed, counts, and whose credits it was."""
+    times = answer.report.get("timings")
+    times = times if isinstance(times, dict) else {}
+    paid, tier = answer.report.get("paid"), answer.report.get("tier")
+    terms = "paid" if paid is True else "unpaid" if paid is False else ""
+    parts = (
+        f"first token {_number(times.get('ttft_ms'), 0)} ms",
+        f"{_number(times.get('tokens_per_s'), 1)} tokens/s",
+        f"{_count(answer.usage, 'prompt_tokens')} + {_count(answer.usage, 'completion_tokens')} tokens",
+        f"{printable(str(tier))[:16]} {terms}".strip() if tier else "",
+        printable(str(answer.report.get("request_id", "")))[:64],
+    )
+    return " · ".join(part for part in parts if part)
+
+
+def _row(hop: Mapping[str, Any], answer: Answer) -> tuple[str, ...]:
+    layers, cached = hop.get("layers"), hop.get("cached")
+    is_range = isinstance(layers, list) and len(layers) == 2
+    return (
+        short_peer_id(printable(str(hop.get("peer_id")))),
+        f"{_number(layers[0], 0)}–{_number(layers[1], 0)}" if is_range and layers is not None else "–",
+        _number(hop.get("hop_ms"), 2),
+        _number(hop.get("compute_ms"), 2),
+        "–" if cached is None else f"{_number(cached, 0)} of {_count(answer.usage, 'prompt_tokens')}",
+    )
+
+
+def _count(counts: Mapping[str, Any], name: str) -> str:
+    return _number(counts.get(name), 0)
+
+
+def _number(value: object, digits: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "–"
+    return f"{value:.{digits}f}"
