@@ -1,4 +1,4 @@
-"""``tessella-p2p keys``: the identity of a node on this machine."""
+"""``tessella-p2p keys``: the identity of a node on this machine, and the API keys of its HTTP surface."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tessella_p2p.base.errors import KeyFileError
+from tessella_p2p.cli.api_keys import api, delegate
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.terminal import print_json
 from tessella_p2p.node.config import ROLES, default_key_path
@@ -29,10 +30,14 @@ _json = click.option("--json", "as_json", is_flag=True, help="One JSON object: p
 
 @click.group(epilog=EXIT_STATUS_HELP)
 def keys() -> None:
-    """Make and show identity keys.
+    """Make and show identity keys, and the API keys that clients of a node need.
 
     A peer id derives from its key. A lost key is a lost identity and its balance: keep a copy in a safe place.
     """
+
+
+keys.add_command(api)
+keys.add_command(delegate)
 
 
 @keys.command(epilog=EXIT_STATUS_HELP)
