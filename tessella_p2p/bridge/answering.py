@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import LocalProtocolError, TessellaError
 from tessella_p2p.base.limits import SSE_PING_S
+from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answers import DONE, PING, event
 from tessella_p2p.bridge.choices import Answer, Choices, Dialect, Reading
 from tessella_p2p.bridge.errors import error_answer, sole_error
@@ -68,7 +69,7 @@ class GenerationEndpoint:
         choices = Choices(self._entry, self._metrics, reading.requests, sink, watch.stand_down)
         await watch.guard(choices.run)
         if not watch.left:
-            await reply(Response(sink.body(), media_type="application/json"))
+            await reply(Response(sink.body(), media_type="application/json", headers=sink.headers()))
 
     async def _stream(self, reading: Reading, watch: ClientWatch, stream: EventStream) -> None:
         sink = _Streamed(reading, self._now(), stream)
@@ -163,6 +164,8 @@ class EventStream:
         self._last_write = trio.current_time()
         self._ended = False
         self.started = False
+        self.generation: Generation | None = None
+        """Whose route the headers tell, as it is when the stream begins: after its first token, or its first silence."""
 
     async def write(self, data: bytes) -> None:
         """Send ``data``, at the pace of the client. A cancelled write ends the connection."""
@@ -173,7 +176,7 @@ class EventStream:
         try:
             if not self.started:
                 self.started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._last_write = trio.current_time()
         finally:
@@ -186,6 +189,12 @@ class EventStream:
             await trio.sleep_until(due)
             if self._last_write + self._ping_s <= due and not self._ended:
                 await self.write(PING)
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        if self.generation is None:
+            return _SSE_HEADERS
+        told = answer_headers(self.generation.prepared.request_id, self.generation.route())
+        return [*_SSE_HEADERS, *((name.encode("ascii"), value.encode("ascii")) for name, value in told.items())]
 
     def stop_pings(self) -> None:
         """What follows is the end."""
@@ -225,6 +234,11 @@ class _Whole:
     async def finish(self, index: int, finished: Finished) -> None:
         self._finished[index] = finished
 
+    def headers(self) -> dict[str, str]:
+        """Those that tell of the first choice."""
+        first = self._finished[0]
+        return answer_headers(first.request_id, first.route)
+
     def body(self) -> bytes:
         """The JSON, once every choice is complete."""
         assert self._dialect is not None
@@ -250,6 +264,7 @@ class _Streamed:
     async def begin(self, index: int, generation: Generation) -> None:
         if self._dialect is None:
             self._dialect = self._reading.dialect(generation.prepared, self._created)
+            self._stream.generation = generation
         self._openings[index] = self._dialect.first(index)
 
     async def delta(self, index: int, delta: Delta) -> None:

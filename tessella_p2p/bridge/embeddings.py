@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError
+from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answering import ClientWatch
 from tessella_p2p.bridge.answers import encoded
 from tessella_p2p.bridge.metrics import BridgeMetrics
@@ -99,7 +101,8 @@ class EmbeddingsEndpoint:
         as_base64 = asked.encoding_format == "base64"
         # On a thread: a thousand vectors are millions of digits, and tokens are streamed meanwhile.
         body = await in_thread(lambda: encoded(embedding_list(asked.model, vectors, as_base64=as_base64)))
-        await Response(body, media_type="application/json")(scope, receive, send)
+        headers = answer_headers(vectors[0].request_id, vectors[0].route) if vectors else {}
+        await Response(body, media_type="application/json", headers=headers)(scope, receive, send)
 
     def _check_dimensions(self, asked: EmbeddingsBody) -> None:
         """Before any peer works for the request."""

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, PromptTooLong, TessellaError
 from tessella_p2p.base.limits import SSE_PING_S
+from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answering import ClientWatch, EventStream
 from tessella_p2p.bridge.answers import encoded, event
 from tessella_p2p.bridge.errors import sole_error
@@ -70,7 +71,7 @@ class InfillEndpoint:
             if stream is not None:
                 await stream.end()
                 return
-        await Response(filling.body, media_type="application/json")(scope, receive, send)
+        await Response(filling.body, media_type="application/json", headers=filling.headers)(scope, receive, send)
 
 
 class _Filling:
@@ -84,6 +85,7 @@ class _Filling:
         self._stream = stream
         self._warm_up = asked.token_limit() == 0
         self.body = b""
+        self.headers: dict[str, str] = {}
 
     async def fill(self, watch: ClientWatch, outcome: Outcome) -> None:
         """Generate, and send the events of a stream or leave the whole answer in ``body``."""
@@ -126,6 +128,8 @@ class _Filling:
         num_prompt = len(generation.prepared.prompt_ids)
         token_ids: list[int] = []
         texts: list[str] = []
+        if self._stream is not None:
+            self._stream.generation = generation
         async with aclosing(generation.events()) as events:
             async for each in events:
                 if not isinstance(each, Delta):
@@ -156,6 +160,7 @@ class _Filling:
             first_ms=(first - began) * 1000,
             rest_ms=(trio.current_time() - first) * 1000,
         )
+        self.headers = answer_headers(generation.prepared.request_id, generation.route())
         await self._finish(filled)
 
     def _stopping_word(self, token_ids: list[int]) -> str:

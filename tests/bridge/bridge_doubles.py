@@ -159,6 +159,9 @@ class SpeakingGeneration:
     request: GenerateRequest
     words: Sequence[str]
 
+    def route(self) -> tuple[HopReport, ...]:
+        return ROUTE
+
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         spoken = self.words[: self.prepared.max_tokens]
         for index, word in enumerate(spoken):
