@@ -14,7 +14,7 @@ from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput
 from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
-from tessella_p2p.wire.messages import Sampling
+from tessella_p2p.wire.messages import Grammar, Sampling
 
 MODEL_ID = "toy"
 RECIPE = "f32"
@@ -65,6 +65,10 @@ class ToyCodec:
     async def encode_prompt(self, prompt: str) -> list[int]:
         """One token a character."""
         return [ord(character) % self.vocabulary for character in prompt]
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """No text, no grammar."""
+        raise InvalidRequest("the toy model follows no grammar", "grammar")
 
     def decoder(self) -> TextDecoder:
         """A fresh decoder."""

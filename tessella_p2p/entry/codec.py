@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import trio
+
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.tokenizer import IncrementalDecoder
+from tessella_p2p.wire.messages import Grammar
 
 
 class TextDecoder(Protocol):
@@ -65,6 +68,10 @@ class PromptCodec(Protocol):
         """The ids of a raw prompt, control tokens included. Raises `InvalidRequest`, `PromptTooLong`."""
         ...
 
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """See to it that an answer can follow ``grammar``. Raises `InvalidRequest`, which says why not, and `Overloaded`."""
+        ...
+
     def decoder(self) -> TextDecoder:
         """A fresh decoder for one answer."""
         ...
@@ -80,6 +87,7 @@ class ArtifactCodec:
         self._artifact = artifact
         self._clock = clock
         self._max_ids = artifact.config.context_length
+        self._grammar_turn = trio.CapacityLimiter(1)
         self._features: ModelFeatures | None = None  # found out when somebody asks
         self.total_layers = artifact.config.layers
         self.vocabulary = artifact.config.vocabulary
@@ -116,6 +124,11 @@ class ArtifactCodec:
     async def encode_prompt(self, prompt: str) -> list[int]:
         """See `PromptCodec.encode_prompt`."""
         return await in_thread(lambda: self._artifact.tokenizer.encode_prompt(prompt, max_ids=self._max_ids))
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """See `PromptCodec.check_grammar`. One at a time: a slow one holds up other grammars alone."""
+        async with self._grammar_turn:
+            await in_thread(lambda: self._artifact.grammars.compile(grammar))
 
     def decoder(self) -> TextDecoder:
         """See `PromptCodec.decoder`."""

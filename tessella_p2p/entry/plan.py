@@ -98,6 +98,7 @@ def sampling_of(request: GenerateRequest, seed: int, vocabulary: int) -> m.Sampl
             logit_bias=tuple(request.logit_bias),
             seed=seed,
             num_top=request.top_logprobs,
+            grammar=request.grammar,
         )
     except ValidationError as invalid:
         first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -107,7 +108,7 @@ def sampling_of(request: GenerateRequest, seed: int, vocabulary: int) -> m.Sampl
 
 
 def tail_history(sampling: m.Sampling, prompt: Sequence[int], answer: Sequence[int]) -> tuple[bytes, int]:
-    """What the tail's penalties have to know at the beginning of an epoch: `ChainOpen.history` and ``history_answer``."""
+    """What a draw has to know of the tokens before an epoch: `ChainOpen.history` and ``history_answer``."""
     of_prompt = sorted(set(prompt)) if sampling.counts_prompt else []
     of_answer = list(answer) if sampling.counts_answer else []
     return b"".join(token.to_bytes(4, "little") for token in (*of_prompt, *of_answer)), len(of_answer)
@@ -122,8 +123,8 @@ def check_history(sampling: m.Sampling, prompt: Sequence[int], max_tokens: int) 
     of_prompt = len(set(prompt)) if sampling.counts_prompt else 0
     if sampling.counts_answer and of_prompt + max_tokens > MAX_HISTORY_IDS:
         raise InvalidRequest(
-            f"max_tokens: with penalties the answer, and with repetition_penalty the distinct tokens of the prompt, are at most "
-            f"{MAX_HISTORY_IDS} tokens; {max_tokens} and {of_prompt} are asked for",
+            f"max_tokens: with penalties or a grammar the answer, and with repetition_penalty the distinct tokens of the prompt, "
+            f"are at most {MAX_HISTORY_IDS} tokens; {max_tokens} and {of_prompt} are asked for",
             "max_tokens",
         )
 

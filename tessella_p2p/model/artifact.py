@@ -13,6 +13,8 @@ from tessella_p2p.base.errors import ArtifactError
 from tessella_p2p.model.chat import encode_chat, parse_messages
 from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgufFile
+from tessella_p2p.model.grammar import GrammarCompiler
+from tessella_p2p.model.grammar_trial import GrammarTrial
 from tessella_p2p.model.manifest import Manifest, StageCosts, build_manifest, contract_hash, root, stage_costs
 from tessella_p2p.model.template import ChatTemplate
 from tessella_p2p.model.tokenizer import Tokenizer
@@ -72,6 +74,11 @@ class Artifact:
             ArtifactError: there is none, or it cannot be used.
         """
         return ChatTemplate.from_metadata(self.file.metadata, self.path.name)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles what answers have to follow; each grammar is tried in a process of its own first."""
+        return GrammarCompiler.of(self.tokenizer, GrammarTrial())
 
     @cached_property
     def costs(self) -> StageCosts:

@@ -19,6 +19,7 @@ from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.ledger.failover import FailoverClient
 from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.ledger.proof_log import ProofLog
+from tessella_p2p.model.grammar import GrammarCompiler
 from tessella_p2p.net.network import Network
 from tessella_p2p.node.watchdog import LoopWatchdog
 from tessella_p2p.stages.history import History
@@ -28,6 +29,7 @@ from tessella_p2p.wire.envelope import Sequencer
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.worker.auditing import Auditor
 from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.grammars import Grammars
 from tessella_p2p.worker.guest_stage import GuestStage
 from tessella_p2p.worker.history_server import HistoryServer
 from tessella_p2p.worker.open_journal import OpenJournal
@@ -46,6 +48,7 @@ class Surroundings:
         run_blocking: how the disk is waited for.
         load: loads a range of layers, to serve it or to audit others; it must not block the event loop.
         opens: remembers over restarts which sessions were opened.
+        grammars: compiles what answers have to follow; None refuses every grammar.
         watchdog: watches the event loop; None under virtual time, where nothing is late.
     """
 
@@ -59,6 +62,7 @@ class Surroundings:
     proof_log: ProofLog
     load: Callable[[LayerRange], Awaitable[StageService]]
     opens: OpenJournal | None = None
+    grammars: GrammarCompiler | None = None
     watchdog: LoopWatchdog | None = None
 
 
@@ -145,6 +149,7 @@ class NodeRoles:
                 reports=self._reports,
                 history=self._history,
                 opens=around.opens,
+                grammars=Grammars(around.grammars, around.run_blocking),
             )
             guests = GuestStage(around.load, self._has_room)
             self.worker = Worker(

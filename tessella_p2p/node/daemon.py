@@ -178,6 +178,7 @@ def _surroundings(
         proof_log=proof_log,
         load=load,
         opens=opens,
+        grammars=artifact.grammars,
         watchdog=LoopWatchdog(),
     )
 

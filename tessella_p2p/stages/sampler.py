@@ -5,6 +5,7 @@ an answer goes on with the same tokens, and an auditor repeats a single draw.
 
 The order, with its sources:
 
+0. Tokens that the grammar does not allow next become impossible: no bias or temperature brings them back.
 1. ``logit_bias`` is added (OpenAI; first in vLLM and in llama.cpp's chain too).
 2. Repetition penalty, over prompt and answer: a positive logit is divided by it, any other multiplied (CTRL, Keskar et al. 2019, as
    transformers' ``RepetitionPenaltyLogitsProcessor``).
@@ -28,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessella_p2p.base.errors import InvalidRequest
+from tessella_p2p.model.grammar import Constraint
 from tessella_p2p.stages.engine import Sampled, TokenLogprob
 from tessella_p2p.stages.opening import Opening
 from tessella_p2p.wire.messages import ChainOpen, Sampling
@@ -61,13 +63,23 @@ class Sampler:
         logprobs: whether a draw tells its token's log-probability, and those of the ``num_top`` likeliest.
         prompt: token ids of the prompt, in any order, where the repetition penalty counts them.
         answer: the answer before the first draw, where a penalty counts it: a session that is resumed goes on as if it never stopped.
+        constraint: of the grammar, where there is one, behind ``answer``; it belongs to this from now on.
     """
 
     def __init__(
-        self, params: Sampling, prompt: Sequence[int] = (), answer: Sequence[int] = (), *, logprobs: bool = False
+        self,
+        params: Sampling,
+        prompt: Sequence[int] = (),
+        answer: Sequence[int] = (),
+        *,
+        logprobs: bool = False,
+        constraint: Constraint | None = None,
     ) -> None:
+        if (params.grammar is None) != (constraint is None):
+            raise ValueError("a grammar and its constraint come together")
         self.params = params
         self._logprobs = logprobs
+        self._constraint = constraint
         self._prompt: Ids = np.unique(np.array(prompt if params.counts_prompt else (), np.int64))
         self._counts: Counter[int] = Counter(answer if params.counts_answer else ())
         self._drawn: list[tuple[int, int]] = []  # (position, token), rising
@@ -75,12 +87,18 @@ class Sampler:
         self._biases: Floats = np.array([bias for _, bias in params.logit_bias], np.float64)
         self._is_plain = not (params.counts_answer or params.logit_bias)
 
-    def draw(self, logits: npt.NDArray[np.float32], position: int) -> Sampled:
-        """See `engine.TokenSampler.draw`.
+    def draw(self, logits: npt.NDArray[np.float32], position: int) -> Sampled | InvalidRequest:
+        """See `engine.TokenSampler.draw`. The error is the grammar's: it takes too much, or leaves nothing to draw.
 
         Raises:
             IndexError: a token of the prompt, the answer or the bias is out of the vocabulary; `sampler_for` has checked that.
         """
+        try:
+            return self._drawn_at(logits, position)
+        except InvalidRequest as error:
+            return error
+
+    def _drawn_at(self, logits: npt.NDArray[np.float32], position: int) -> Sampled:
         params = self.params
         self._rewind(position)
         if self._is_plain and params.temperature == 0.0:
@@ -88,22 +106,29 @@ class Sampler:
         else:
             shifted = logits if self._is_plain else self._shifted(logits)
             token = int(np.argmax(shifted)) if params.temperature == 0.0 else self._drawn_from(shifted, position)
+        if self._constraint is not None:
+            self._constraint.accept(token)
         if params.counts_answer:
             self._drawn.append((position, token))
             self._counts[token] += 1
         return _with_logprobs(logits, token, params.num_top) if self._logprobs else Sampled(token)
 
     def _rewind(self, position: int) -> None:
+        num_before = len(self._drawn)
         while self._drawn and self._drawn[-1][0] >= position:
             _, token = self._drawn.pop()
             self._counts[token] -= 1
             if not self._counts[token]:
                 del self._counts[token]
+        if self._constraint is not None:
+            self._constraint.take_back(num_before - len(self._drawn))
 
     def _shifted(self, logits: npt.NDArray[np.float32]) -> Floats:
-        """The logits with bias and penalties, [vocabulary] float64."""
+        """The logits with bias and penalties, [vocabulary] float64: −inf of what the grammar does not allow, else finite."""
         params = self.params
         shifted = logits.astype(np.float64)
+        if self._constraint is not None:
+            shifted[~self._constraint.allowed(len(shifted))] = -np.inf
         shifted[self._biased] += self._biases
         if not params.counts_answer:
             return shifted
@@ -140,20 +165,29 @@ class Sampler:
         return index if ids is None else int(ids[index])
 
 
-def sampler_for(opening: Opening, vocabulary: int) -> Sampler:
+def sampler_for(opening: Opening, vocabulary: int, constraint: Constraint | None = None) -> Sampler:
     """What a tail draws the tokens of a session with, from its verified chain-open.
 
     Raises:
         InvalidRequest: a biased token, or one of the history, is out of the vocabulary; the entry is at fault.
     """
     try:
-        return sampler_of(opening.body, vocabulary)
+        return sampler_of(opening.body, vocabulary, constraint)
     except InvalidRequest as error:
         raise error.blame(opening.entry) from None
 
 
-def sampler_of(body: ChainOpen, vocabulary: int) -> Sampler:
+def answer_of(body: ChainOpen) -> list[int]:
+    """The answer before an epoch, as far as a draw depends on it."""
+    history = np.frombuffer(body.history, "<u4")
+    return [int(token) for token in history[len(history) - body.history_answer :]]
+
+
+def sampler_of(body: ChainOpen, vocabulary: int, constraint: Constraint | None = None) -> Sampler:
     """What the tokens of a session are drawn with, from the beginning of its epoch on: by its tail, and by an auditor.
+
+    Args:
+        constraint: of the grammar of ``body``, behind its `answer_of`; there where there is a grammar.
 
     Raises:
         InvalidRequest: a biased token, or one of the history, is out of the vocabulary.
@@ -162,9 +196,9 @@ def sampler_of(body: ChainOpen, vocabulary: int) -> Sampler:
     named = [*(token for token, _ in body.sampling.logit_bias), int(history.max(initial=0))]
     if max(named) >= vocabulary:
         raise InvalidRequest(f"token {max(named)} of the bias or the history is out of the vocabulary of {vocabulary}")
-    answer_from = len(history) - body.history_answer
+    prompt = history[: len(history) - body.history_answer].tolist()
     logprobs = body.output == "logprobs"
-    return Sampler(body.sampling, history[:answer_from].tolist(), history[answer_from:].tolist(), logprobs=logprobs)
+    return Sampler(body.sampling, prompt, answer_of(body), logprobs=logprobs, constraint=constraint)
 
 
 def _largest(values: npt.NDArray[np.floating], count: int) -> Ids:

@@ -269,8 +269,10 @@ class Auditor:
         )
         sampler: TokenSampler | None = None
         if engine.is_tail:
+            # Not the upstream's fault where it fails: what compiles in time on one machine may not on another.
+            constraint = await self._context.grammars.constraint_of(inputs.body)
             with _blaming(order.upstream):
-                sampler = sampler_of(inputs.body, engine.vocabulary)
+                sampler = sampler_of(inputs.body, engine.vocabulary, constraint)
         key = SessionKey(SessionId(self._random_bytes(16)), 0)
         await stage.open(key, order.positions, len(inputs.body.route))
         try:

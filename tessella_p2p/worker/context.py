@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tessella_p2p.base.clock import WallClock
@@ -17,6 +17,7 @@ from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.work import WorkMeter
 from tessella_p2p.wire.envelope import Sequencer
 from tessella_p2p.wire.keys import NodeKey
+from tessella_p2p.worker.grammars import Grammars
 from tessella_p2p.worker.open_journal import OpenJournal
 
 
@@ -48,6 +49,7 @@ class StageContext:
         reports: of next stages that failed this one; None where nobody is told.
         history: keeps what auditors may ask for; None keeps nothing.
         opens: remembers over restarts what was opened; None forgets it.
+        grammars: compiles what answers have to follow; by default there is no model to compile for, and every grammar is refused.
     """
 
     network: Network
@@ -62,3 +64,4 @@ class StageContext:
     reports: FailureReports | None = None
     history: History | None = None
     opens: OpenJournal | None = None
+    grammars: Grammars = field(default_factory=Grammars)

@@ -19,6 +19,7 @@ import trio
 
 from tessella_p2p.base.errors import (
     HopTimeout,
+    InvalidRequest,
     InvalidStep,
     LocalProtocolError,
     MalformedMessage,
@@ -94,6 +95,7 @@ class StageSession:
         self._meter = WorkMeter(opening.body.digest_key, opening.opened)
         self._tracks = StageTracks.begin(context.history, opening)
         self._sampler: TokenSampler | None = None
+        self._awaits_grammar = False
         self._steps: deque[_Waiting] = deque()
         self._in_turn: _Waiting | None = None  # with the stage, or its output waits for room
         self._unsent: Frame | None = None
@@ -146,7 +148,7 @@ class StageSession:
 
     def _waits_with_too_much(self, header: Header) -> bool:
         too_much = self._intake.positions * self._intake.row_bytes + header.body_bytes > MAX_WAITING_BODY_BYTES
-        return too_much and self._stage.waits(self._key)
+        return too_much and (self._awaits_grammar or self._stage.waits(self._key))
 
     def deliver(self, frame: Frame) -> None:
         """Take a STEP that was wanted."""
@@ -237,7 +239,7 @@ class StageSession:
                 await older.freed.wait()
             body = self._opening.body
             if self._opening.is_tail:
-                self._sampler = sampler_for(self._opening, self._stage.engine.vocabulary)
+                self._sampler = await self._make_sampler()
             await self._stage.open(
                 self._key,
                 body.max_positions,
@@ -252,6 +254,17 @@ class StageSession:
             await self._attend()
         except TessellaError as error:
             self._fail(error)
+
+    async def _make_sampler(self) -> TokenSampler:
+        """What this tail draws with. Raises `InvalidRequest`, the entry's fault, and `Overloaded`."""
+        self._awaits_grammar = True
+        try:
+            constraint = await self._context.grammars.constraint_of(self._opening.body)
+        except InvalidRequest as error:
+            raise error.blame(self._opening.entry) from None
+        finally:
+            self._awaits_grammar = False
+        return sampler_for(self._opening, self._stage.engine.vocabulary, constraint)
 
     async def _connect(self, outliving: trio.Nursery) -> None:
         opening, context = self._opening, self._context
@@ -332,6 +345,8 @@ class StageSession:
         frame, output = waiting.frame, result.output
         if isinstance(output, InvalidStep):
             raise output.blame(self._opening.upstream)
+        if isinstance(output, InvalidRequest):  # what the draw was asked to follow
+            raise output.blame(self._opening.entry)
         if isinstance(output, TessellaError):
             raise output
         out: Buffer = b""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.entry.plan import tail_history
+from tessella_p2p.stages.engine import Sampled
 from tessella_p2p.stages.sampler import Sampler, sampler_for, uniform_at
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.messages import Sampling
@@ -25,9 +26,15 @@ TAIL = 2
 Probabilities = npt.NDArray[np.float64]
 
 
+def drawn_by(sampler: Sampler, logits: npt.NDArray[np.float32], position: int) -> Sampled:
+    drawn = sampler.draw(logits, position)
+    assert isinstance(drawn, Sampled)
+    return drawn
+
+
 def draws(params: Sampling, positions: Sequence[int], logits: npt.NDArray[np.float32] = LOGITS) -> list[int]:
     """Tokens at ``positions``, each by a sampler of its own."""
-    return [Sampler(params).draw(logits, position).token_id for position in positions]
+    return [drawn_by(Sampler(params), logits, position).token_id for position in positions]
 
 
 # ---- the reference: transformers' processors in their own form (full sorts, masks of −inf), one after the other ----
@@ -104,7 +111,7 @@ def test_each_draw_is_the_one_that_the_reference_distribution_gives(fields: dict
     for position in range(100):
         logits = (rng.standard_normal(300) * 3).astype(np.float32)
         params = Sampling(**fields, seed=position)
-        token = Sampler(params, PROMPT, ANSWER).draw(logits, position).token_id
+        token = drawn_by(Sampler(params, PROMPT, ANSWER), logits, position).token_id
         below = np.cumsum(reference(logits, params, PROMPT, ANSWER))
         assert token == int(np.searchsorted(below, uniform_at(position, position), side="right"))
 
@@ -115,7 +122,9 @@ def test_frequencies_follow_the_distribution(name: str) -> None:
     params = Sampling(**PARAMS[name], seed=42)
     count = 5_000
     sampler = Sampler(params, PROMPT, ANSWER)
-    drawn = [sampler.draw(logits, position).token_id for position in reversed(range(count))]  # each before all others
+    drawn = [
+        drawn_by(sampler, logits, position).token_id for position in reversed(range(count))
+    ]  # each before all others
     expected = reference(logits, params, PROMPT, ANSWER) * count
     assert set(drawn) <= set(np.flatnonzero(expected))
     seen = np.bincount(drawn, minlength=300)
@@ -132,7 +141,7 @@ def test_a_large_vocabulary_gives_the_reference_too_be_its_distribution_flat_or_
     for position, spread in enumerate((0.01, 1.0, 4.0, 12.0)):
         logits = (rng.standard_normal(20_000) * spread).astype(np.float32)
         params = Sampling(temperature=1.0, top_p=top_p, seed=position)
-        token = Sampler(params).draw(logits, position).token_id
+        token = drawn_by(Sampler(params), logits, position).token_id
         below = np.cumsum(reference(logits, params))
         assert token == int(np.searchsorted(below, uniform_at(position, position), side="right"))
 
@@ -147,11 +156,11 @@ def test_greedy_takes_the_largest_and_the_lowest_id_among_equals() -> None:
 
 def test_greedy_heeds_bias_and_penalties() -> None:
     assert draws(Sampling(logit_bias=((3, 3.5),)), [0]) == [3]
-    assert Sampler(Sampling(presence_penalty=0.5), answer=[1]).draw(LOGITS, 0).token_id == 4
-    assert Sampler(Sampling(frequency_penalty=0.6), answer=[1, 1, 4, 4]).draw(LOGITS, 0).token_id == 2
-    assert Sampler(Sampling(repetition_penalty=1.5), prompt=[1], answer=[4]).draw(LOGITS, 0).token_id == 1
-    assert Sampler(Sampling(repetition_penalty=2.5), prompt=[1], answer=[4]).draw(LOGITS, 0).token_id == 2
-    assert Sampler(Sampling(presence_penalty=2.0), prompt=[1]).draw(LOGITS, 0).token_id == 1, "not the prompt"
+    assert drawn_by(Sampler(Sampling(presence_penalty=0.5), answer=[1]), LOGITS, 0).token_id == 4
+    assert drawn_by(Sampler(Sampling(frequency_penalty=0.6), answer=[1, 1, 4, 4]), LOGITS, 0).token_id == 2
+    assert drawn_by(Sampler(Sampling(repetition_penalty=1.5), prompt=[1], answer=[4]), LOGITS, 0).token_id == 1
+    assert drawn_by(Sampler(Sampling(repetition_penalty=2.5), prompt=[1], answer=[4]), LOGITS, 0).token_id == 2
+    assert drawn_by(Sampler(Sampling(presence_penalty=2.0), prompt=[1]), LOGITS, 0).token_id == 1, "not the prompt"
 
 
 @pytest.mark.parametrize("fields", [{"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.6}])
@@ -215,13 +224,13 @@ def test_a_run_that_is_resumed_or_replayed_anywhere_goes_on_with_the_same_draws(
 ) -> None:
     first = len(prompt)
     whole = Sampler(params, prompt)
-    drawn = [whole.draw(logits_at(p), p) for p in range(first, first + 24)]
+    drawn = [drawn_by(whole, logits_at(p), p) for p in range(first, first + 24)]
     tokens = [each.token_id for each in drawn]
 
     resumed = Sampler(params, prompt, tokens[:cut])
-    assert [resumed.draw(logits_at(p), p) for p in range(first + cut, first + 24)] == drawn[cut:]
-    assert [whole.draw(logits_at(p), p) for p in range(first + again, first + 24)] == drawn[again:], "replayed"
-    assert [whole.draw(logits_at(first + 23), first + 23) for _ in range(3)] == [drawn[23]] * 3, "repeated"
+    assert [drawn_by(resumed, logits_at(p), p) for p in range(first + cut, first + 24)] == drawn[cut:]
+    assert [drawn_by(whole, logits_at(p), p) for p in range(first + again, first + 24)] == drawn[again:], "replayed"
+    assert [drawn_by(whole, logits_at(first + 23), first + 23) for _ in range(3)] == [drawn[23]] * 3, "repeated"
 
 
 @settings(max_examples=50, deadline=None)
@@ -243,10 +252,10 @@ def test_a_tail_rebuilds_the_sampler_from_what_the_entry_sends_with_each_epoch(
 
     first = len(prompt)
     whole, direct = tail_at([]), Sampler(params, prompt, logprobs=logprobs)
-    drawn = [whole.draw(logits_at(p), p) for p in range(first, first + 24)]
-    assert [direct.draw(logits_at(p), p) for p in range(first, first + 24)] == drawn
+    drawn = [drawn_by(whole, logits_at(p), p) for p in range(first, first + 24)]
+    assert [drawn_by(direct, logits_at(p), p) for p in range(first, first + 24)] == drawn
     resumed = tail_at([each.token_id for each in drawn[:cut]])
-    assert [resumed.draw(logits_at(p), p) for p in range(first + cut, first + 24)] == drawn[cut:]
+    assert [drawn_by(resumed, logits_at(p), p) for p in range(first + cut, first + 24)] == drawn[cut:]
 
 
 @settings(max_examples=200, deadline=None)
@@ -270,7 +279,7 @@ def test_every_finite_input_gives_a_token_that_is_possible_and_logprobs_that_are
 ) -> None:
     array = np.array(logits, np.float32)
     sampler = Sampler(Sampling(**fields, num_top=num_top), prompt=[0], answer=[len(logits) - 1], logprobs=True)
-    sampled = sampler.draw(array, position)
+    sampled = drawn_by(sampler, array, position)
     assert 0 <= sampled.token_id < len(logits)
     if fields["temperature"] < 1e-30 and not fields.keys() & {"repetition_penalty", "presence_penalty"}:
         assert array[sampled.token_id] == array.max()
@@ -287,7 +296,7 @@ def test_every_finite_input_gives_a_token_that_is_possible_and_logprobs_that_are
 @pytest.mark.parametrize("fields", [{}, PARAMS["everything"]], ids=["greedy", "everything"])
 def test_logprobs_are_the_models_own_whatever_is_done_to_its_logits(fields: dict[str, Any]) -> None:
     logits = (np.random.default_rng(5).standard_normal(300) * 4).astype(np.float32)
-    sampled = Sampler(Sampling(**fields, num_top=20), PROMPT, ANSWER, logprobs=True).draw(logits, 77)
+    sampled = drawn_by(Sampler(Sampling(**fields, num_top=20), PROMPT, ANSWER, logprobs=True), logits, 77)
     expected = np.log(softmax(logits.astype(np.float64)))
     likeliest = np.argsort(-expected)[:20]
     assert [each.token_id for each in sampled.top] == likeliest.tolist()
@@ -296,14 +305,14 @@ def test_logprobs_are_the_models_own_whatever_is_done_to_its_logits(fields: dict
 
 
 def test_alternatives_with_equal_logprobs_come_by_id() -> None:
-    sampled = Sampler(Sampling(num_top=3), logprobs=True).draw(np.array([1, 5, 5, 1, 5, 1], np.float32), 0)
+    sampled = drawn_by(Sampler(Sampling(num_top=3), logprobs=True), np.array([1, 5, 5, 1, 5, 1], np.float32), 0)
     assert [each.token_id for each in sampled.top] == [1, 2, 4]
-    two = Sampler(Sampling(num_top=4), logprobs=True).draw(np.array([1, 5, 5, 1, 5, 1], np.float32), 0)
+    two = drawn_by(Sampler(Sampling(num_top=4), logprobs=True), np.array([1, 5, 5, 1, 5, 1], np.float32), 0)
     assert [each.token_id for each in two.top] == [1, 2, 4, 0]
 
 
 def test_nothing_is_told_that_was_not_asked_for() -> None:
-    sampled = Sampler(Sampling()).draw(LOGITS, 0)
+    sampled = drawn_by(Sampler(Sampling()), LOGITS, 0)
     assert (sampled.logprob, sampled.top) == (None, ())
 
 

@@ -68,6 +68,12 @@ LogitBias = Annotated[
 ]
 
 
+def _is_short_in_bytes(text: str) -> str:
+    if len(text.encode()) > MAX_GRAMMAR_CHARS:
+        raise ValueError(f"a grammar of over {MAX_GRAMMAR_CHARS} bytes")
+    return text
+
+
 class Grammar(Message):
     """What an answer has to be a sentence of, in the words of llguidance: a JSON schema, or a grammar in its dialect of Lark.
 
@@ -75,7 +81,7 @@ class Grammar(Message):
     """
 
     kind: Literal["json_schema", "lark"]
-    text: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+    text: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS), AfterValidator(_is_short_in_bytes)]
 
 
 class Sampling(Message):
