@@ -65,7 +65,7 @@ def chat(
     asked = _read(words, prompt, mode, prefix, suffix, interactive=interactive)
     _check_together(asked.mode, interactive=interactive, session_file=session_file, as_json=as_json)
     conversation = begun(session_file)
-    with NodeClient(options.api_url) as node:
+    with NodeClient(options.api_url, bearer=options.api_key) as node:
         model = options.model_id or conversation.model or node.model_id()
         manner = Manner(max_tokens, temperature)
         exact = asked.mode != "chat"

@@ -32,7 +32,7 @@ def fim(
     """
     gap = read_gap(prefix, suffix)
     manner = Manner(max_tokens, temperature)
-    with NodeClient(options.api_url) as node:
+    with NodeClient(options.api_url, bearer=options.api_key) as node:
         model = options.model_id or node.model_id()
         asker = Asker(node, model, manner, timing=timing, as_json=as_json, exact=True)
         asker.ask(fim_question(model, *gap, manner), Answer())

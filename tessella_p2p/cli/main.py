@@ -115,11 +115,17 @@ def _failure(error: TessellaError) -> _Failure:
     show_envvar=True,
     help="The node that chat, status and peers talk to.",
 )
+@click.option(
+    "--api-key",
+    envvar="TESSELLA_API_KEY",
+    show_envvar=True,
+    help="What that node asks for; better by the variable, since others on a machine see its flags.",
+)
 @click.option("--model-id", envvar="TESSELLA_MODEL_ID", show_envvar=True, help="The model, where a node knows several.")
 @click.pass_context
-def cli(ctx: click.Context, api_url: str, model_id: str | None) -> None:
+def cli(ctx: click.Context, api_url: str, api_key: str | None, model_id: str | None) -> None:
     """One language model, run by many machines that nobody has to trust."""
-    ctx.obj = ClientOptions(api_url=api_url, model_id=model_id)
+    ctx.obj = ClientOptions(api_url=api_url, model_id=model_id, api_key=api_key)
 
 
 def main() -> None:

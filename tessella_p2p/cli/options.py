@@ -15,10 +15,12 @@ class ClientOptions:
     Attributes:
         api_url: a node's HTTP address.
         model_id: the model asked for, or None for the one that the node serves.
+        api_key: what the node asks for, or None.
     """
 
     api_url: str
     model_id: str | None
+    api_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

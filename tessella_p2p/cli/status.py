@@ -27,7 +27,7 @@ _SAME_AS_DEVICE = "gpu"
 @click.pass_obj
 def status(options: ClientOptions, as_json: bool) -> None:
     """Show what a node is doing: its range, its limits, its credits."""
-    with NodeClient(options.api_url) as node:
+    with NodeClient(options.api_url, bearer=options.api_key) as node:
         body = node.get("/status")
     if not isinstance(body, dict):
         raise MalformedMessage(f"{options.api_url}/status is no JSON object: is it a Tessella node?")
@@ -45,7 +45,7 @@ def status(options: ClientOptions, as_json: bool) -> None:
 @click.pass_obj
 def peers(options: ClientOptions, as_json: bool) -> None:
     """Show the peers that a node knows, of one model with --model-id."""
-    with NodeClient(options.api_url) as node:
+    with NodeClient(options.api_url, bearer=options.api_key) as node:
         body = node.get("/peers", **({"model_id": options.model_id} if options.model_id else {}))
     if not isinstance(body, list) or not all(isinstance(peer, dict) for peer in body):
         raise MalformedMessage(f"{options.api_url}/peers is no list of peers: is it a Tessella node?")
