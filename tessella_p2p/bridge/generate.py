@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from tessella_p2p.base.errors import InvalidRequest, NoRoute
 from tessella_p2p.bridge.answers import (
