@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -16,8 +17,11 @@ from tessella_p2p.base.clock import SystemClock, WallClock
 from tessella_p2p.base.errors import NoRoute, UnknownModel
 from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, SSE_PING_S
 from tessella_p2p.bridge.answering import GenerationEndpoint
+from tessella_p2p.bridge.answers import encoded
+from tessella_p2p.bridge.api_docs import CONTENT_SECURITY_POLICY, docs_page
 from tessella_p2p.bridge.authorising import Authorising, KeyRing, MeteredEntry
 from tessella_p2p.bridge.chat import read_chat
+from tessella_p2p.bridge.completions import read_completion
 from tessella_p2p.bridge.dashboard_app import DASHBOARD_PATHS, dashboard_routes
 from tessella_p2p.bridge.embeddings import EmbeddingsEndpoint
 from tessella_p2p.bridge.generate import read_generate
@@ -27,6 +31,7 @@ from tessella_p2p.bridge.known_origin import KnownOrigin, OriginRules
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
 from tessella_p2p.bridge.moved import moved_routes
+from tessella_p2p.bridge.node_openapi import DOCS_PATH, OPENAPI_PATH, openapi
 from tessella_p2p.bridge.node_view import NodeView, peer_json, status_json
 from tessella_p2p.bridge.request_view import REQUEST_PATHS, request_routes
 from tessella_p2p.bridge.responses import exception_handlers, json_response, logged_answer
@@ -35,7 +40,7 @@ from tessella_p2p.entry.api import Entry
 
 _ROUTES = frozenset(
     {
-        *("/v1/chat/completions", "/v1/generate", "/v1/embeddings", "/infill", "/v1/models"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/embeddings", "/infill", "/v1/models"),
         *("/status", "/peers", "/metrics", REQUEST_PATHS[0]),
     }
 )
@@ -74,10 +79,12 @@ def create_app(
     metrics = BridgeMetrics(node)
     surface = _NodeSurface(entry, node, metrics, version, started=clock.unix_ms() // 1000)
     chat = GenerationEndpoint(lambda body: read_chat(body, entry.features), entry, clock, metrics, ping_s)
+    completions = GenerationEndpoint(lambda body: read_completion(body, entry.text_of), entry, clock, metrics, ping_s)
     generate = GenerationEndpoint(lambda body: read_generate(body, entry.known_models()), entry, clock, metrics, ping_s)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/generate", generate, methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsEndpoint(entry, metrics), methods=["POST"]),
             Route("/infill", InfillEndpoint(entry, metrics, ping_s), methods=["POST"]),
@@ -86,6 +93,8 @@ def create_app(
             Route("/status", surface.status),
             Route("/peers", surface.peers),
             Route("/metrics", surface.metrics),
+            Route(OPENAPI_PATH, surface.openapi),
+            Route(DOCS_PATH, surface.docs),
             *request_routes(entry),
             *moved_routes(),
             *dashboard_routes(entry, node, clock),
@@ -111,6 +120,7 @@ class _NodeSurface:
         self._metrics = metrics
         self._version = version
         self._started = started
+        self._document, self._page = _described(version)
 
     async def models(self, _: Request) -> Response:
         with suppress(NoRoute):  # then there is nothing to list
@@ -135,6 +145,14 @@ class _NodeSurface:
     async def metrics(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
+    async def openapi(self, _: Request) -> Response:
+        return Response(self._document, media_type="application/json", headers={"cache-control": "no-store"})
+
+    async def docs(self, _: Request) -> Response:
+        return Response(
+            self._page, media_type="text/html", headers={"content-security-policy": CONTENT_SECURITY_POLICY}
+        )
+
     def _model_object(self, model: str) -> dict[str, object]:
         features = self._entry.features(model)
         return {
@@ -146,6 +164,13 @@ class _NodeSurface:
             "embedding_length": features.embedding_length,
             "features": {"fill_in_the_middle": features.fill_in_the_middle, "tools": features.tools},
         }
+
+
+@cache
+def _described(version: str) -> tuple[bytes, str]:
+    """The OpenAPI document, as JSON and as a page; made once, since it takes longer than the event loop may stand still."""
+    document = openapi(version)
+    return encoded(document), docs_page(document)
 
 
 def _route_of(path: str) -> str:
