@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from tessella_p2p import __version__
 from tessella_p2p.base.errors import ConfigurationError, TessellaError
+from tessella_p2p.cli.client_file import VARIABLE, ClientFile, read_client_file
 from tessella_p2p.cli.options import DEFAULT_API_URL, ClientOptions
 
 EXIT_FAILED = 1
@@ -33,11 +36,15 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "keys": ("tessella_p2p.cli.keys:keys", "Make and show identity keys."),
     "models": ("tessella_p2p.cli.models:models", "Pull models and list them."),
     "settings": ("tessella_p2p.cli.settings_page:settings", "List every setting: flag, variable, key, default, rule."),
+    "init": ("tessella_p2p.cli.init:init", "Write the client's configuration file and key."),
     "status": ("tessella_p2p.cli.status:status", "Show what a node is doing."),
     "peers": ("tessella_p2p.cli.status:peers", "Show the peers that a node knows."),
     "sim": ("tessella_p2p.cli.sim:sim", "Simulate many nodes in virtual time."),
 }
 """Each command: where it is, and what it does."""
+
+_CLIENTS = frozenset({"chat", "fim", "status", "peers", "why"})
+"""Commands that ask a node, and go by the client's file."""
 
 
 class _Failure(click.ClickException):
@@ -109,11 +116,9 @@ def _failure(error: TessellaError) -> _Failure:
 @click.option(
     "-a",
     "--api-url",
-    default=DEFAULT_API_URL,
-    show_default=True,
     envvar="TESSELLA_API_URL",
     show_envvar=True,
-    help="The node that chat, status and peers talk to.",
+    help=f"The node that chat, status and peers talk to.  [default: {DEFAULT_API_URL}]",
 )
 @click.option(
     "--api-key",
@@ -122,10 +127,28 @@ def _failure(error: TessellaError) -> _Failure:
     help="What that node asks for; better by the variable, since others on a machine see its flags.",
 )
 @click.option("--model-id", envvar="TESSELLA_MODEL_ID", show_envvar=True, help="The model, where a node knows several.")
+@click.option(
+    "-c",
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar=VARIABLE,
+    show_envvar=True,
+    help="The command's TOML file: a client's (init writes one), or that of a daemon.",
+)
 @click.pass_context
-def cli(ctx: click.Context, api_url: str, api_key: str | None, model_id: str | None) -> None:
+def cli(
+    ctx: click.Context, api_url: str | None, api_key: str | None, model_id: str | None, config_file: Path | None
+) -> None:
     """One language model, run by many machines that nobody has to trust."""
-    ctx.obj = ClientOptions(api_url=api_url, model_id=model_id, api_key=api_key)
+    is_client = ctx.invoked_subcommand in _CLIENTS
+    said = read_client_file(config_file, os.environ) if is_client else ClientFile()
+    ctx.obj = ClientOptions(
+        api_url=api_url or said.api_url or DEFAULT_API_URL,
+        model_id=model_id or said.model_id,
+        api_key=api_key or said.api_key,
+        config_file=config_file,
+    )
 
 
 def main() -> None:

@@ -10,17 +10,19 @@ DEFAULT_API_URL = "http://127.0.0.1:8080"
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Options before the subcommand.
+    """Options before the subcommand, and what the client's file says where they are not given.
 
     Attributes:
         api_url: a node's HTTP address.
         model_id: the model asked for, or None for the one that the node serves.
         api_key: what the node asks for, or None.
+        config_file: the file that ``-c`` names.
     """
 
     api_url: str
     model_id: str | None
     api_key: str | None = None
+    config_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.limits import MIB
 
 PREFIX = "TESSELLA_"
-OTHER_VARIABLES = frozenset({"TESSELLA_CONFIG", "TESSELLA_CONFIG_DIR", "TESSELLA_API_URL", "TESSELLA_API_KEY"})
+OTHER_VARIABLES = frozenset(
+    {"TESSELLA_CONFIG", "TESSELLA_CONFIG_DIR", "TESSELLA_API_URL", "TESSELLA_API_KEY", "TESSELLA_CLIENT_CONFIG"}
+)
 """Variables of the command line that are no setting of a daemon."""
 MAX_CONFIG_BYTES = 1 * MIB
 _MAX_SHOWN_CHARS = 80
