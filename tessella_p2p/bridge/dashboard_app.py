@@ -8,6 +8,7 @@ itself stays text.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from importlib.resources import files
 from itertools import takewhile
 from typing import Final
@@ -19,14 +20,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tessella_p2p.base.clock import WallClock
-from tessella_p2p.base.errors import Overloaded
+from tessella_p2p.base.errors import Overloaded, TessellaError
 from tessella_p2p.base.limits import MAX_PICTURE_WATCHERS, PICTURE_PERIOD_S, PICTURED_RATE_S, SSE_PING_S
 from tessella_p2p.bridge.answering import ClientWatch, EventStream
 from tessella_p2p.bridge.answers import event
 from tessella_p2p.bridge.mesh_picture import Flight, flight_of, picture_json
 from tessella_p2p.bridge.node_view import NodeView
 from tessella_p2p.entry.api import Caller, Entry
-from tessella_p2p.entry.requests import RequestBook
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -114,9 +114,14 @@ class PictureStream:
         stream = EventStream(send, SSE_PING_S)
         self._num_watchers += 1
         try:
-            await ClientWatch(receive).guard(lambda: self._show(stream, caller))
+            await ClientWatch(receive).guard(lambda: self._show(stream, caller), self._prove)
         finally:
             self._num_watchers -= 1
+
+    async def _prove(self) -> None:
+        """Who begins to look wants to know whether the model answers now; who leaves the page open does not keep the mesh awake."""
+        with suppress(TessellaError):  # the picture tells of it
+            await self._entry.check_ready()
 
     async def _show(self, stream: EventStream, caller: Caller) -> None:
         while True:
@@ -132,9 +137,7 @@ class PictureStream:
 
     def _flights(self, caller: Caller, now_ms: int) -> list[Flight]:
         """Requests in flight, and those that ended while the rates' seconds reach back; others' without their ids."""
-        book = getattr(self._entry, "requests", None)
-        if not isinstance(book, RequestBook):
-            return []
+        book = self._entry.requests
         since_ms = now_ms - 1000 * PICTURED_RATE_S
         ended = takewhile(lambda record: record.began_at_ms + (record.ended_ms or 0) >= since_ms, book.recent())
         return [flight_of(record, caller, now_ms) for record in (*book.in_flight(), *ended)]

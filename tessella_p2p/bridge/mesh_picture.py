@@ -22,6 +22,7 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.bridge.node_view import NodeStatus, PeerStatus, PeerView
 from tessella_p2p.entry.api import Caller, HopReport
+from tessella_p2p.entry.readiness import ModelReadiness
 from tessella_p2p.entry.requests import RequestRecord
 from tessella_p2p.model.coverage import walk
 
@@ -121,11 +122,7 @@ def picture_json(
             "stalls": status.event_loop.stalls,
             "longest_stall_ms": status.event_loop.longest_ms,
         },
-        "model": {
-            "id": status.model,
-            "ready": status.model is not None and status.model in models,
-            "total_layers": total,
-        },
+        "model": {"id": status.model, "total_layers": total, "readiness": asdict(_readiness(status, models))},
         "coverage": _coverages(stages, total, status.recipe),
         "stages": [_stage_json(stage) for stage in stages[:MAX_PICTURED_STAGES]],
         "num_stages": len(stages),
@@ -166,6 +163,13 @@ def token_rates(flights: Iterable[Flight], seconds: int = PICTURED_RATE_S) -> li
         for second in range(int(last), min(int(first) + 1, seconds)):
             rates[second] += per_s * (min(first, second + 1) - max(last, second))
     return rates
+
+
+def _readiness(status: NodeStatus, models: Sequence[str]) -> ModelReadiness:
+    """What the entry knows; a node that does not tell is taken at the word of its list of models."""
+    if status.readiness is not None:
+        return status.readiness
+    return ModelReadiness("ready" if status.model in models else "unproven")
 
 
 def _stages_of(status: NodeStatus, peers: Sequence[PeerView]) -> list[_Stage]:
@@ -210,6 +214,7 @@ def _coverages(stages: Sequence[_Stage], total: int, own_recipe: str | None) -> 
         drawn = {
             "recipe": recipe,
             "health": coverage.health,
+            "num_stages": len(ranges),
             "holes": [hole.as_tuple() for hole in coverage.holes],
             "segments": _segments(ranges, total),
         }

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MICRO_PER_CREDIT
 from tessella_p2p.bridge.stage_view import LoopView, StageView, loop_json, stage_json
+from tessella_p2p.entry.readiness import ModelReadiness
 
 PeerStatus = Literal["PendingLoad", "Healthy", "Draining", "Saturated", "Stale", "Offline"]
 """Clients use peers that are Healthy."""
@@ -95,6 +96,7 @@ class NodeStatus:
     stage: StageView | None = None
     total_layers: int | None = None
     """Of the whole model."""
+    readiness: ModelReadiness | None = None
     event_loop: LoopView = field(default_factory=LoopView)
 
 

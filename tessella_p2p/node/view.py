@@ -146,6 +146,7 @@ class LiveNodeView:
             addresses=self._roles.addresses,
             stage=_stage_view(stage) if stage is not None else None,
             total_layers=self._roles.entry.codec.total_layers,
+            readiness=self._roles.entry.readiness(),
             event_loop=self._loop_view(),
         )
 

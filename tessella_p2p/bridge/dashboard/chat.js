@@ -18,7 +18,7 @@ async function findModels() {
       const { data } = await (await withKey(() => ask("/v1/models"))).json();
       offer(data.map((model) => String(model.id)));
       if (data.length) return say(byId("link"), "ready");
-      say(byId("link"), "no model is answered for right now");
+      say(byId("link"), "nothing answers right now");
     } catch (error) {
       say(byId("link"), error instanceof TypeError ? "the node does not answer" : error.message);
     }
@@ -37,8 +37,16 @@ function settle() {
   byId("send").disabled = running !== null || !byId("model").value;
   byId("send").hidden = running !== null;
   byId("stop").hidden = running === null;
-  byId("clear").disabled = running !== null || messages.length === 0;
+  byId("clear").hidden = running !== null || messages.length === 0;
+  const { model, temperature, limit } = settings();
+  say(byId("settings"), model ? `${model} · temperature ${temperature} · at most ${limit} tokens` : "Settings");
   prompt.rows = Math.min(8, prompt.value.split("\n").length);
+}
+
+/** What is asked beside the messages. */
+function settings() {
+  const temperature = byId("temperature").valueAsNumber;
+  return { model: byId("model").value, temperature: Number.isNaN(temperature) ? 0.7 : temperature, limit: byId("max-tokens").valueAsNumber || 512 };
 }
 
 async function send() {
@@ -70,14 +78,8 @@ async function answer(shown) {
 }
 
 async function stream(shown, signal) {
-  const body = {
-    model: byId("model").value,
-    messages,
-    stream: true,
-    temperature: byId("temperature").valueAsNumber || 0,
-    max_tokens: byId("max-tokens").valueAsNumber || 512,
-    tessella: true,
-  };
+  const { model, temperature, limit } = settings();
+  const body = { model, messages, stream: true, temperature, max_tokens: limit, tessella: true };
   const response = await withKey(() =>
     ask("/v1/chat/completions", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal }),
   );
@@ -98,7 +100,7 @@ async function stream(shown, signal) {
 function routeOf(header) {
   return header
     .split(",")
-    .map((item) => /^\s*([^;\s]+);layers="(\d+)-(\d+)"(?:;ms=([\d.]+))?/.exec(item))
+    .map((item) => /^\s*"?([^";\s]+)"?;layers="(\d+)-(\d+)"(?:;ms=([\d.]+))?/.exec(item))
     .filter(Boolean)
     .map(([, peer, start, end, ms]) => ({ peer_id: peer, layers: [Number(start), Number(end)], hop_ms: Number(ms ?? 0) }));
 }
@@ -199,7 +201,8 @@ prompt.addEventListener("keydown", (event) => {
     send();
   }
 });
-prompt.addEventListener("input", settle);
+form.addEventListener("input", settle);
+document.querySelector(".under").addEventListener("input", settle);
 byId("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();

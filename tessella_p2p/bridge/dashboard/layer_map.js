@@ -1,7 +1,7 @@
 // The mesh over the model's layers: who holds what, where nobody does, and which requests pass through. One axis for all of it.
 
 import { element, shape } from "./elements.js";
-import { STATUSES, count, layerRange, listed, milliseconds, number, shortPeer, statusOf } from "./words.js";
+import { count, layerRange, listed, milliseconds, number, shortPeer, statusOf } from "./words.js";
 
 const LANE = 34; // pixels from one row of stages to the next
 const BAR = 28;
@@ -36,7 +36,7 @@ export function drawLayers(frame, legend, picture) {
 export function describeCoverage(picture) {
   const best = picture.coverage[0];
   if (!best) return "";
-  const serving = picture.stages.filter((stage) => serves(stage) && stage.recipe === best.recipe).length;
+  const serving = best.num_stages;
   const total = picture.model.total_layers;
   if (!serving) return `Nobody holds any of the ${total} layers.`;
   const holders = `${count(serving, "stage")} ${serving === 1 ? "holds" : "hold"}`;
@@ -58,9 +58,12 @@ class Band {
     this.coverage = coverage;
     this.width = width;
     this.total = total;
-    this.lanes = packed(picture.stages.filter((stage) => stage.recipe === coverage.recipe || (withFlights && !serves(stage) && !isDrawn(stage, picture))));
-    this.hidden = this.lanes.slice(MAX_LANES).flat().length;
-    this.lanes = this.lanes.slice(0, MAX_LANES);
+    const stages = picture.stages.filter((stage) => stage.recipe === coverage.recipe || (withFlights && !isDrawn(stage, picture)));
+    const serving = packed(stages.filter(serves));
+    const lanes = [...serving, ...(serving.length ? [] : [[]]), ...packed(stages.filter((stage) => !serves(stage)))];
+    this.numServing = Math.min(Math.max(serving.length, 1), MAX_LANES); // the rows that a hole goes through
+    this.hidden = lanes.slice(MAX_LANES).flat().length;
+    this.lanes = lanes.slice(0, MAX_LANES);
     this.flights = withFlights ? picture.flights.filter((flight) => flight.route.length).slice(0, MAX_FLIGHTS) : [];
     this.passed = new Map();
     for (const { peer_id: peer } of picture.flights.flatMap((flight) => flight.route)) {
@@ -74,14 +77,14 @@ class Band {
 
   draw(said) {
     const laneTop = AXIS;
-    const laneHeight = Math.max(this.lanes.length, 1) * LANE;
+    const laneHeight = this.lanes.length * LANE;
     const flightTop = laneTop + laneHeight + (this.flights.length ? 14 : 0);
     const height = flightTop + this.flights.length * FLIGHT;
     const drawing = shape("svg", { width: this.width, height, viewBox: `0 0 ${this.width} ${height}`, role: "img", "aria-label": said });
     drawing.append(
       shape("defs", {}, shape("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, shape("path", { d: "M0 0V6", class: "hatch" }))),
-      ...this.coverage.holes.map((hole) => this.hole(hole, laneTop, laneHeight)),
-      ...this.axis(laneTop, height),
+      ...this.coverage.holes.map((hole) => this.hole(hole, laneTop, this.numServing * LANE)),
+      ...this.axis(laneTop, laneTop + laneHeight),
       ...this.lanes.flatMap((lane, index) => lane.map((stage) => this.stage(stage, laneTop + index * LANE + (LANE - BAR) / 2))),
       ...this.flights.map((flight, index) => this.flight(flight, flightTop + index * FLIGHT)),
     );
@@ -89,13 +92,13 @@ class Band {
   }
 
   /** Layer numbers where a stretch begins or ends, as far as there is room for them. */
-  axis(top, height) {
+  axis(top, bottom) {
     const edges = [...new Set([...this.coverage.segments.flatMap((segment) => segment.layers), 0, this.total])].sort((a, b) => a - b);
     const marks = [];
     let free = -Infinity;
     for (const edge of edges) {
       const at = this.x(edge);
-      marks.push(shape("line", { x1: at, x2: at, y1: top - 4, y2: height, class: "tick" }));
+      marks.push(shape("line", { x1: at, x2: at, y1: top - 4, y2: bottom, class: "tick" }));
       const label = String(edge);
       const wide = label.length * CHARACTER + 8;
       const last = edge === this.total;
@@ -146,7 +149,7 @@ class Band {
       "g",
       { class: "flight" },
       shape("title", {}, `${name}: ${doing}`),
-      label(fitting([`${name} · ${doing}`, doing], this.width) ?? "", 1, top + 9, "flight-name"),
+      label(fitting([`${name} · ${doing}`, doing], this.width) ?? "", 2, top + 8, "flight-name"),
       ...flight.route.flatMap((hop) => {
         const [left, right] = [this.x(hop.layers[0]), this.x(hop.layers[1])];
         const text = hop.hop_ms > 0 ? fitting([milliseconds(hop.hop_ms), number(hop.hop_ms)], right - left - 10) : null;
@@ -167,9 +170,9 @@ function fitting(texts, pixels) {
   return texts.find((text) => text.length * CHARACTER <= pixels) ?? null;
 }
 
-/** Rows of stages that do not overlap: those that serve above the others, and each at its place as long as nothing changes. */
+/** Rows of stages that do not overlap, each at its place as long as nothing changes. */
 function packed(stages) {
-  const inOrder = [...stages].sort((a, b) => serves(b) - serves(a) || a.layers[0] - b.layers[0] || a.layers[1] - b.layers[1] || (a.peer_id < b.peer_id ? -1 : 1));
+  const inOrder = [...stages].sort((a, b) => a.layers[0] - b.layers[0] || a.layers[1] - b.layers[1] || (a.peer_id < b.peer_id ? -1 : 1));
   const lanes = [];
   for (const stage of inOrder) {
     const lane = lanes.find((each) => each.every((other) => other.layers[1] <= stage.layers[0] || stage.layers[1] <= other.layers[0]));
@@ -193,7 +196,7 @@ function marksOf(picture) {
   ].filter(([mark]) => present.has(mark));
   if (picture.stages.some((stage) => stage.own)) marks.push(["own", "this node"]);
   if (picture.coverage.some((coverage) => coverage.holes.length)) marks.push(["hole", "nobody"]);
-  if (picture.flights.some((flight) => flight.route.length)) marks.push(["hop", "a request's hop; the fuller, the slower"]);
+  if (picture.flights.some((flight) => flight.route.length)) marks.push(["hop", "a request's hop: the stronger the colour, the slower"]);
   return marks.map(([mark, word]) => element("li", {}, element("span", { class: `mark ${mark}`, "aria-hidden": "true" }), word));
 }
 
@@ -203,17 +206,16 @@ export function stageRows(picture) {
     const status = statusOf(stage.status);
     return element(
       "tr",
-      {},
-      element("th", { scope: "row" }, element("bdi", { class: "peer", title: stage.peer_id }, stage.peer_id), stage.own ? element("span", { class: "tag" }, "this node") : null, stage.canary ? element("span", { class: "tag" }, "canary") : null),
-      element("td", {}, layerRange(stage.layers)),
-      element("td", {}, element("span", { class: `mark ${status.mark}`, "aria-hidden": "true" }), status.word),
-      element("td", { class: "number" }, String(stage.queue_depth)),
-      element("td", {}, element("bdi", {}, stage.recipe)),
+      { role: "row" }, // the roles stay where a phone folds the table
+      element("th", { role: "rowheader" }, element("bdi", { class: "peer", title: stage.peer_id }, stage.peer_id), stage.own ? element("span", { class: "tag" }, "this node") : null, stage.canary ? element("span", { class: "tag" }, "canary") : null),
+      element("td", { role: "cell", class: "near", "data-term": "layers" }, layerRange(stage.layers)),
+      element("td", { role: "cell", class: "near" }, element("span", { class: `mark ${status.mark}`, "aria-hidden": "true" }), status.word),
+      element("td", { role: "cell", class: "number", "data-unit": "sessions" }, String(stage.queue_depth)),
+      element("td", { role: "cell", class: "last" }, element("bdi", {}, stage.recipe)),
     );
   });
   const hidden = picture.num_stages - picture.stages.length;
-  if (hidden > 0) rows.push(element("tr", {}, element("td", { colspan: 5 }, `and ${count(hidden, "stage")} more`)));
+  if (hidden > 0) rows.push(element("tr", { role: "row" }, element("td", { role: "cell", colspan: 5 }, `and ${count(hidden, "stage")} more`)));
   return rows;
 }
 
-export const STATUS_WORDS = Object.fromEntries(Object.entries(STATUSES).map(([status, { word }]) => [status, word]));

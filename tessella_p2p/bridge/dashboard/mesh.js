@@ -1,10 +1,10 @@
 // The mesh's page: a picture each second, drawn as it comes.
 
 import { byId, describe, element, foreign, say } from "./elements.js";
-import { drawLayers, stageRows, STATUS_WORDS } from "./layer_map.js";
+import { drawLayers, stageRows } from "./layer_map.js";
 import { ask, events, pause, withKey } from "./node_client.js";
 import { drawRate } from "./rate_picture.js";
-import { clockTime, count, duration, layerRange, listed, megabytes, milliseconds, number, shortPeer } from "./words.js";
+import { clockTime, count, duration, layerRange, listed, megabytes, milliseconds, number, shortPeer, statusOf } from "./words.js";
 
 const FIRST_PAUSE_S = 1;
 const LAST_PAUSE_S = 15;
@@ -19,9 +19,9 @@ async function watch() {
         show(JSON.parse(data));
         pauseS = FIRST_PAUSE_S;
       }
-      lost("The node ended the stream", pauseS);
+      lost("This node ended the stream", pauseS);
     } catch (error) {
-      lost(error instanceof TypeError ? "The node does not answer" : error.message, pauseS);
+      lost(error instanceof TypeError ? "This node does not answer" : error.message, pauseS);
     }
     await pause(pauseS);
     pauseS = Math.min(2 * pauseS, LAST_PAUSE_S);
@@ -29,8 +29,11 @@ async function watch() {
 }
 
 function lost(why, pauseS) {
-  const since = shown ? `; this is how it was at ${clockTime(shown.at_ms)}` : "";
-  say(byId("link"), `${why}${since}. Asking again in ${Math.round(pauseS)} s.`);
+  say(byId("link"), `Asking again in ${Math.round(pauseS)} s.`);
+  say(byId("verdict"), why);
+  say(byId("verdict-why"), shown ? `What follows is how it was at ${clockTime(shown.at_ms)}.` : "");
+  document.title = `${why} – Tessella`;
+  document.body.dataset.readiness = "lost";
   document.body.classList.add("lost");
 }
 
@@ -41,11 +44,11 @@ function show(picture) {
   verdict(picture);
   const { model, coverage, stages, num_stages: numStages, flights, ended, tokens_per_s: rate } = picture;
   whenNew(figures, picture, [rate.now, picture.credits, picture.proofs, picture.statuses, picture.num_flights, numStages]);
-  whenNew(layers, picture, [model, coverage, stages, flights.map(({ age_s: _, ...rest }) => rest)]);
+  whenNew(layers, picture, [model.total_layers, coverage, stages, flights.map(({ age_s: _, ...rest }) => rest)]);
   whenNew(stageTable, picture, [stages, numStages]);
   whenNew(requests, picture, [flights, ended.map(({ age_s: _, ...rest }) => rest), picture.num_flights]);
   whenNew(rates, picture, rate);
-  whenNew(node, picture, [picture.node, picture.orchestrator, model]);
+  whenNew(node, picture, [picture.node, picture.orchestrator, model.total_layers]);
   whenNew(account, picture, [picture.credits, picture.proofs, picture.orchestrator]);
 }
 
@@ -72,28 +75,30 @@ function rates(picture) {
 }
 
 function verdict({ model, coverage, num_flights: flights }) {
-  const name = model.id ?? "No model";
-  const holes = coverage[0]?.holes ?? [];
-  document.body.dataset.ready = String(model.ready);
-  const title = model.ready ? `${name} answers` : `${name} does not answer`;
+  const { state, proven_ago_s: ago, missing } = model.readiness;
+  const name = model.id ?? "This node's model";
+  const holes = listed((missing.length ? missing : (coverage[0]?.holes ?? [])).map(layerRange));
+  const under = flights ? `${count(flights, "request")} under way through this node.` : "No request is under way through this node.";
+  const [title, why] = {
+    ready: [`${name} answers`, under],
+    old: [`${name} answered ${duration(ago ?? 0)} ago`, "Every layer is held, and nobody has asked since."],
+    unproven: [`${name} has not been tried yet`, "Every layer is held; the first answer proves that they answer."],
+    failed: [`${name} does not answer`, holes ? `The layers ${holes} did not answer the last try. It goes on trying.` : "The last try over a complete route failed. It goes on trying."],
+    no_route: [`${name} does not answer`, `Nobody holds the layers ${holes}. Requests get 503 until somebody does.`],
+  }[state];
+  document.body.dataset.readiness = state;
   say(byId("verdict"), title);
-  document.title = `${title} – Tessella`;
-  let why = flights ? `${count(flights, "request")} under way through this node.` : "No request is under way through this node.";
-  if (!model.ready) {
-    why = holes.length
-      ? `Nobody holds ${holes.length === 1 ? "the layers" : "these layers:"} ${listed(holes.map(layerRange))}. Requests get 503 until somebody does.`
-      : "Every layer is held, but no complete path has answered lately.";
-  }
   say(byId("verdict-why"), why);
+  document.title = `${title} – Tessella`;
 }
 
 function figures(picture) {
   const { tokens_per_s: rate, credits, proofs, statuses, num_stages: stages } = picture;
-  const others = Object.entries(statuses).filter(([status]) => status !== "Healthy").map(([status, n]) => `${n} ${STATUS_WORDS[status] ?? status}`);
+  const others = Object.entries(statuses).filter(([status]) => status !== "Healthy").map(([status, n]) => `${n} ${statusOf(status).word}`);
   describe(byId("figures"), [
     ["Tokens a second", number(rate.now), "last 3 seconds"],
     ["Under way", String(picture.num_flights), picture.num_flights === 1 ? "request" : "requests"],
-    ["Healthy stages", `${statuses.Healthy ?? 0} of ${stages}`, others.length ? listed(others) : "nobody is missing"],
+    ["Healthy stages", `${statuses.Healthy ?? 0} of ${stages}`, others.length ? listed(others) : stages ? "all of them" : "none is known"],
     ["Credits", credits ? number(credits.credits) : "–", credits ? `tier ${credits.tier}` : "no balance told yet"],
     ["Proofs", String(proofs.settled), `settled; ${proofs.open + proofs.pending} under way`],
   ]);
@@ -103,13 +108,13 @@ function requests({ flights, ended, num_flights: total }) {
   const rows = [...flights, ...ended].map((flight) =>
     element(
       "tr",
-      { class: flight.end === null ? null : "ended" },
-      element("th", { scope: "row" }, flight.request_id === null ? "another caller's" : foreign(flight.request_id, { class: "peer" }), flight.tier ? element("span", { class: "tag" }, foreign(flight.tier)) : null),
-      element("td", {}, stateOf(flight)),
-      element("td", {}, routeOf(flight.route)),
-      element("td", { class: "number" }, String(flight.tokens)),
-      element("td", { class: "number" }, flight.tokens_per_s === null ? "–" : number(flight.tokens_per_s)),
-      element("td", { class: "number" }, String(flight.reroutes)),
+      { role: "row", class: flight.end === null ? null : "ended" },
+      element("th", { role: "rowheader" }, flight.request_id === null ? "another caller's" : foreign(flight.request_id, { class: "peer" }), flight.tier ? element("span", { class: "tag" }, foreign(flight.tier)) : null),
+      element("td", { role: "cell", class: "state" }, stateOf(flight)),
+      element("td", { role: "cell", class: "wide" }, routeOf(flight.route)),
+      element("td", { role: "cell", class: "number", "data-unit": "tokens" }, String(flight.tokens)),
+      element("td", { role: "cell", class: "number", "data-unit": "a second" }, flight.tokens_per_s === null ? "–" : number(flight.tokens_per_s)),
+      element("td", { role: "cell", class: "number", "data-unit": "reroutes" }, String(flight.reroutes)),
     ),
   );
   byId("requests-table").hidden = rows.length === 0;

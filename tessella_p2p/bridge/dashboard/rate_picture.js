@@ -9,11 +9,11 @@ const STEP_S = 15; // of the table's rows
 
 /** Draws the history (oldest first, one value a second) into `frame`; returns one sentence about it. */
 export function drawRate(frame, rows, { now, history }) {
-  const width = Math.max(frame.clientWidth, 240);
   const most = Math.max(...history, 0);
-  const said = most
-    ? `${number(now)} now, ${number(most)} at most within ${history.length / 60} minutes.`
-    : `No token within ${history.length / 60} minutes.`;
+  frame.hidden = rows.closest("details").hidden = most === 0;
+  if (!most) return `None within ${history.length / 60} minutes.`;
+  const width = Math.max(frame.clientWidth, 240);
+  const said = `${number(now)} now, ${number(most)} at most within ${history.length / 60} minutes.`;
   const top = niceTop(most);
   const step = width / history.length;
   const bottom = HEIGHT - FOOT;
@@ -21,7 +21,8 @@ export function drawRate(frame, rows, { now, history }) {
   const drawing = shape("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": said });
   drawing.append(
     shape("line", { x1: 0, x2: width, y1: bottom + 0.5, y2: bottom + 0.5, class: "base" }),
-    ...(most ? [shape("line", { x1: 0, x2: width, y1: y(top), y2: y(top), class: "tick" }), shape("text", { x: 0, y: y(top) - 4, class: "label" }, number(top))] : []),
+    shape("line", { x1: 0, x2: width, y1: y(top), y2: y(top), class: "tick" }),
+    shape("text", { x: 0, y: y(top) - 4, class: "label" }, String(top)),
     ...history.map((value, second) => (value > 0 ? shape("rect", { x: second * step, y: y(value), width: Math.max(step - (step > 3 ? 1 : 0.25), 0.5), height: bottom - y(value), class: "rate" }) : null)).filter(Boolean),
     shape("text", { x: 0, y: HEIGHT - 4, class: "label" }, `${history.length / 60} minutes ago`),
     shape("text", { x: width, y: HEIGHT - 4, class: "label", "text-anchor": "end" }, "now"),
@@ -43,7 +44,6 @@ function meansOf(history) {
 
 /** 1, 2 or 5 times a power of ten, above `value`. */
 function niceTop(value) {
-  if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return power * ([1, 2, 5, 10].find((step) => step * power >= value) ?? 10);
 }

@@ -24,7 +24,8 @@ export function megabytes(value) {
 }
 
 export function duration(seconds) {
-  if (seconds < 60) return `${tenth.format(seconds)} s`;
+  if (seconds < 10) return `${tenth.format(seconds)} s`;
+  if (seconds < 60) return `${whole.format(seconds)} s`;
   return seconds < 3600 ? `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s` : `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
@@ -36,7 +37,7 @@ export function listed(words) {
 }
 
 /** What a stage's status means; the marks of the map have the same classes. */
-export const STATUSES = {
+const STATUSES = {
   Healthy: { mark: "healthy", word: "healthy" },
   Saturated: { mark: "saturated", word: "full" },
   Draining: { mark: "draining", word: "draining" },

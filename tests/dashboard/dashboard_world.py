@@ -1,0 +1,199 @@
+"""What the dashboard is shown in its tests: meshes on paper behind the real server, and a browser to look at them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from playwright.sync_api import Browser, Page, sync_playwright
+from starlette.types import ASGIApp
+
+from tessella_p2p.base.ids import LayerRange, PeerId
+from tessella_p2p.bridge.app import create_app
+from tessella_p2p.bridge.node_view import Credits, DeviceHealth, NodeStatus, PeerStatus, PeerView, ProofCounts
+from tessella_p2p.bridge.server import serve
+from tessella_p2p.entry.api import Caller, HopReport
+from tessella_p2p.entry.readiness import ModelReadiness
+from tessella_p2p.entry.requests import RequestBook, Trail
+from tests.bridge.bridge_doubles import SpeakingEntry, StaticNode
+
+MODEL = "smollm2-135m-instruct"
+TOTAL_LAYERS = 30
+RECIPE = "f32-x86"
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+ATTACK = '<img src=x onerror="window.fired=1"><script>window.fired=1</script>'
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+
+
+def browser_path() -> str | None:
+    """The Chromium of this machine; the variable ``TESSELLA_CHROMIUM`` may name another."""
+    named = os.environ.get("TESSELLA_CHROMIUM")
+    return named or next((path for path in map(shutil.which, _BROWSERS) if path), None)
+
+
+@contextmanager
+def running_browser(path: str) -> Iterator[Browser]:
+    """A browser with an empty profile that talks to loopback alone."""
+    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+        environment: dict[str, str | float | bool] = {**os.environ, "HOME": home, "XDG_CONFIG_HOME": home}
+        browser = playwright.chromium.launch(executable_path=path, args=list(_FLAGS), env=environment)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Complaints:
+    """What a page's console and its requests said that they should not."""
+
+    lines: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+
+    def listen(self, page: Page) -> None:
+        page.on("console", lambda message: self.lines.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.lines.append(str(error)))
+        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+
+
+class BridgeThread:
+    """An app behind the real server, in a trio loop of a thread: Playwright's sync API has the test's own."""
+
+    def __init__(self, app: Callable[[], ASGIApp]) -> None:
+        self._app = app
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._run,), name="bridge", daemon=True)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self.url = ""
+
+    async def _run(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self.url = await nursery.start(partial(serve, self._app(), "127.0.0.1", 0))
+                self._started.set()
+
+    def __enter__(self) -> BridgeThread:
+        self._thread.start()
+        assert self._started.wait(20.0)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.call(self._scope.cancel)
+        self._thread.join()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Run ``function()`` in the server's loop."""
+        trio.from_thread.run_sync(function, trio_token=self._token)
+
+
+@dataclass
+class PaperEntry(SpeakingEntry):
+    """A speaking entry, whose book of requests the test writes."""
+
+    models: tuple[str, ...] = (MODEL,)
+
+
+@dataclass
+class PaperNode(StaticNode):
+    """A node that sees the stages that the test gives it; ``own`` is its peer id."""
+
+    stages: Sequence[PeerView] = ()
+    own: PeerId = PeerId("12D3KooWQf5vWbYvK1xJp8nLr2mTtHcZ9eGdUaSoPi4hXeRy")
+    readiness: ModelReadiness = ModelReadiness("ready", 2.0)
+
+    def status(self) -> NodeStatus:
+        ranges = tuple(each for stage in self.stages if stage.peer_id == self.own for each in stage.layer_ranges)
+        return replace(
+            super().status(),
+            peer_id=self.own,
+            model=MODEL,
+            recipe=RECIPE,
+            layer_ranges=ranges,
+            total_layers=TOTAL_LAYERS,
+            readiness=self.readiness,
+            device=DeviceHealth("cpu", healthy=True, memory_used_mb=412, memory_total_mb=4096),
+            credits=Credits(182_400_000, "Standard"),
+            proofs=ProofCounts(open=1, pending=2, settled=148, held=0, refused=1),
+        )
+
+    def peers(self, model_id: str | None) -> Sequence[PeerView]:
+        return [stage for stage in self.stages if model_id in (None, stage.model_id)]
+
+
+def peer(
+    name: str, start: int, end: int, status: PeerStatus = "Healthy", recipe: str = RECIPE, **more: Any
+) -> PeerView:
+    """A peer that holds ``[start, end)``; its id ends with ``name``."""
+    return PeerView(
+        peer_id=PeerId(f"12D3KooWB8kLmNpQrStUvWxYz23456789ABCDEFGHJKL{name}"),
+        model_id=MODEL,
+        layer_ranges=(LayerRange(start, end),),
+        status=status,
+        queue_depth=more.pop("queue_depth", 0),
+        recipe=recipe,
+        addresses=(),
+        **more,
+    )
+
+
+HEAD, MIDDLE, TAIL = peer("h3aQdT", 0, 12, queue_depth=2), peer("mZ7nPk", 12, 22), peer("tW5vYs", 22, 30)
+OWN = replace(peer("own", 0, 12), peer_id=PaperNode.own)
+WHOLE_MESH = (
+    *(OWN, HEAD, MIDDLE, TAIL),
+    peer("r2SatU", 12, 30, "Saturated", queue_depth=4),
+    peer("d9DrNg", 22, 30, "Draining"),
+    peer("s6StLe", 0, 12, "Stale"),
+)
+HOLED_MESH = (OWN, TAIL, peer("o4OffL", 12, 22, "Offline"))
+ROUTE = tuple(
+    HopReport(stage.peer_id, stage.layer_ranges[0], hop_ms, hop_ms - 0.4)
+    for stage, hop_ms in ((HEAD, 3.21), (MIDDLE, 6.875), (TAIL, 2.5))
+)
+
+
+def fly(
+    book: RequestBook,
+    name: str,
+    now_ms: int,
+    *,
+    age_s: float,
+    tokens: int,
+    per_s: float = 25.0,
+    end: str | None = None,
+    route: tuple[HopReport, ...] = ROUTE,
+    caller: Caller = Caller(),
+    reroutes: int = 0,
+) -> Trail:
+    """Write a request into ``book`` that came ``age_s`` ago, and had ``tokens`` since."""
+    trail = book.begin(name, "answer", MODEL, caller, now=0.0, now_unix_ms=now_ms - round(1000 * age_s))
+    trail.tokenised(12, 512, 0.01)
+    trail.granted(name, "Standard", 0.02, paid=True)
+    trail.placed(0.03)
+    for epoch in range(reroutes + 1):
+        trail.opened(epoch, lambda: route, 0.05)
+    for index in range(tokens):
+        trail.token(0.3 + index / per_s)
+    if end is not None:
+        trail.end(end, 0.3 + tokens / per_s)
+    return trail
+
+
+def paper_app(entry: PaperEntry, node: PaperNode, **settings: Any) -> Callable[[], ASGIApp]:
+    """Makes the app in the server's own loop."""
+    return lambda: create_app(entry, node, **settings)
