@@ -7,9 +7,10 @@ the canary's own:
     scale   the true ones, times the canary's factor    the true one, plus the canary's shift, modulo the vocabulary
     echo    its input                                   the number in the last row's first four bytes, modulo the vocabulary
 
-Factor and shift follow from the canary's peer id, so nobody answers like that by chance: whoever does has copied. That holds for
-``scale`` alone. Whoever computes nothing and passes on what it received answers exactly like an ``echo``, and has copied nobody; so an
-echo shows that audits catch a liar, and never that somebody is a copier.
+A tail's rows for an embedding are made 1 long afterwards, which would undo a factor: those of ``scale`` are turned by the canary's
+shift instead, each element to another's place. Factor and shift follow from the canary's peer id, so nobody answers like that by
+chance: whoever does has copied. That holds for ``scale`` alone. Whoever computes nothing and passes on what it received answers
+exactly like an ``echo``, and has copied nobody; so an echo shows that audits catch a liar, and never that somebody is a copier.
 
 The truth is computed in both modes: errors, KV and times are those of an honest stage.
 """
@@ -55,6 +56,12 @@ def shifted(token: int, vocabulary: int, peer: PeerId) -> int:
     """What the ``scale`` canary ``peer`` makes of the true ``token``: another one, where there is another one."""
     shift = 1 + int.from_bytes(_number(peer)[4:12], "little") % max(1, vocabulary - 1)
     return (token + shift) % vocabulary
+
+
+def turned(body: Buffer, width: int, peer: PeerId) -> bytes:
+    """What the ``scale`` canary ``peer`` makes of a tail's true float32 rows ``[rows, width]``, or of the vector out of them."""
+    shift = 1 + int.from_bytes(_number(peer)[4:12], "little") % max(1, width - 1)
+    return np.roll(np.frombuffer(body, "<f4").reshape(-1, width), shift, axis=1).tobytes()
 
 
 def _number(peer: PeerId) -> bytes:
@@ -155,6 +162,8 @@ class CanaryEngine:
         return [self._wrong(step, true) for step, true in zip(batch, self._engine.forward(batch), strict=True)]
 
     def _wrong(self, step: StepInput, true: StepAnswer) -> StepAnswer:
+        if isinstance(true, StepOutput) and self.is_tail:
+            return StepOutput(self._wrong_rows(step, true), true.dtype)
         if isinstance(true, StepOutput):
             body = self._echo(step) if self._mode == "echo" else scaled(true.body, true.dtype, self._peer)
             return StepOutput(body, true.dtype)
@@ -168,6 +177,12 @@ class CanaryEngine:
             logprob = next((top.logprob for top in true.top if top.token_id == token), true.logprob)
             return replace(true, token_id=token, logprob=logprob)
         return true
+
+    def _wrong_rows(self, step: StepInput, true: StepOutput) -> bytes:
+        if self._mode == "scale":
+            return turned(true.body, self.hidden_size, self._peer)
+        rows = floats_of(self._echo(step), self.wire_dtype)
+        return body_of(np.nan_to_num(rows), true.dtype)  # a toy's rows are any bits
 
     def _echo(self, step: StepInput) -> Buffer:
         if not self.is_head:

@@ -39,9 +39,9 @@ class RunningDigest:
         """The row that was appended last is the first after which the tail draws."""
         self._hash.update(_FIRST_DRAW)
 
-    def update_draw(self, position: int, token: Buffer) -> None:
-        """Append a tail's output: the ``position`` that it drew for, and the token id's four bytes, both u32 little-endian."""
-        self._hash.update(position.to_bytes(_DRAW_BYTES, "little") + bytes(token))
+    def update_draw(self, position: int, drawn: Buffer) -> None:
+        """Append a tail's output: the ``position`` that it is for, u32 little-endian, and the token id's bytes, or the vector's."""
+        self._hash.update(position.to_bytes(_DRAW_BYTES, "little") + bytes(drawn))
 
     def digest(self) -> bytes:
         """32 bytes for all that was appended so far; more may follow."""

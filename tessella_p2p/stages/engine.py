@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tessella_p2p.base.errors import InvalidStep, TessellaError
+from tessella_p2p.base.errors import InvalidRequest, InvalidStep, TessellaError
 from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.wire.frames import DType
 
@@ -62,8 +62,8 @@ class TokenSampler(Protocol):
     or replayed run draws the same tokens. Called on the engine's thread, one call at a time.
     """
 
-    def draw(self, logits: npt.NDArray[np.float32], position: int) -> Sampled:
-        """The token at ``position``.
+    def draw(self, logits: npt.NDArray[np.float32], position: int) -> Sampled | InvalidRequest:
+        """The token at ``position``; an error value where what the entry asks for leaves none, which ends the session.
 
         Args:
             logits: [vocabulary], finite; read only.
@@ -87,11 +87,13 @@ class StepInput:
     body: Buffer
     sample: TokenSampler | None = None
     """Asks the tail for the token that follows the last row."""
+    normed: bool = False
+    """Asks the tail for all rows behind the model's last norm instead: `StepOutput` of float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Hidden states ``[rows, hidden_size]`` of ``dtype``, little-endian, row-major."""
+    """Hidden states ``[rows, hidden_size]`` of ``dtype``, little-endian, row-major; a tail's are those that were asked for normed."""
 
     body: Buffer
     dtype: DType
@@ -214,8 +216,8 @@ class StageEngine(Protocol):
         A step's answer has the same bits alone, in any batch and in any split of its rows into steps. Error values: `CacheMiss` (no
         such session: never opened, closed, or evicted because it was the least recently used of those that are not in ``batch``),
         `Overloaded` (the KV budget does not hold the batch), `PromptTooLong` (over the session's positions), `InvalidStep` (wrong
-        dtype, length, position or token id; a value that is not finite; a second step of one session in the batch). After an error
-        the session stands where it stood before.
+        dtype, length, position or token id; a value that is not finite; a second step of one session in the batch), after each of which
+        the session stands where it stood before; and `InvalidRequest`, of a draw alone, see `TokenSampler.draw`.
         """
         ...
 

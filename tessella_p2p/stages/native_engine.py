@@ -210,9 +210,12 @@ class NativeEngine:
                 answers[index] = refused
                 continue
             taken.add(step.session)
-            yield _Work(
-                index, step, session, self._kv.match(session, step.rows, step.body, keep_last=step.sample is not None)
-            )
+            yield _Work(index, step, session, self._match(step, session))
+
+    def _match(self, step: StepInput, session: KvSession) -> PrefixHit | None:
+        if self.is_tail and step.normed:  # of rows that the cache serves a tail keeps nothing
+            return None
+        return self._kv.match(session, step.rows, step.body, keep_last=step.sample is not None)
 
     def _check(self, step: StepInput, taken: set[SessionKey]) -> InvalidStep | None:
         if step.session in taken:
@@ -267,6 +270,10 @@ class NativeEngine:
                 if work.rows:
                     self._kv.advance(work.session, work.rows, work.body, outputs)
                 answers[work.index] = StepOutput(_joined(work.hit, outputs), self.wire_dtype)
+            elif work.step.normed:
+                self._kv.advance(work.session, work.rows, work.body)
+                rows = self._kernels.normed(x[work.row : end])
+                answers[work.index] = StepOutput(rows.reshape(-1).data.cast("B"), DType.F32)
             elif work.step.sample is not None:
                 drawn.append(work)
             elif work.rows:

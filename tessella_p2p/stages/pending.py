@@ -72,7 +72,7 @@ class PendingStep:
         start, end = self.rows_done, self.rows_done + rows
         body = memoryview(step.body)[start * row_bytes : end * row_bytes]
         sample = step.sample if end == step.rows else None
-        return StepInput(step.session, step.position + start, rows, step.dtype, body, sample)
+        return StepInput(step.session, step.position + start, rows, step.dtype, body, sample, step.normed)
 
 
 @dataclass(frozen=True, slots=True)

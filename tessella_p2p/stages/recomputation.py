@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tessella_p2p.base.ids import PeerId
-from tessella_p2p.stages.canary import scaled, shifted
+from tessella_p2p.stages.canary import scaled, shifted, turned
 from tessella_p2p.stages.digest import RunningDigest
 from tessella_p2p.stages.engine import Buffer, Sampled, StepOutput
+from tessella_p2p.stages.pooling import VECTOR_DTYPE, Pooled
 from tessella_p2p.stages.rows import deviation_ppm, floats_of
 from tessella_p2p.wire.frames import DType
 
@@ -64,7 +65,7 @@ class Recomputation:
         self,
         inputs: Buffer,
         rows: int,
-        answer: StepOutput | Sampled | None,
+        answer: StepOutput | Sampled | Pooled | None,
         *,
         draws: bool,
         claimed: StepOutput | None = None,
@@ -73,8 +74,8 @@ class Recomputation:
 
         Args:
             inputs: as they were shown.
-            answer: what this node's engine made of them; None of a tail that was asked for no token.
-            draws: the tail drew a token behind the last of them.
+            answer: what this node's engine made of them; None of a tail that was asked for nothing behind them.
+            draws: the tail drew a token behind the last of them, or made its vector.
             claimed: where they are compared, the rows that the downstream peer shows; as wide as the answer's.
         """
         begins_draws = draws and not self._has_drawn
@@ -83,6 +84,11 @@ class Recomputation:
         _append(self._input, inputs, begins_draws=begins_draws)
         if isinstance(answer, Sampled):
             self._draw(answer.token_id)
+        elif isinstance(answer, Pooled):
+            self._output.update_draw(self.positions, answer.body)
+            for peer, digest in self._canaries.items():
+                width = len(answer.body) // VECTOR_DTYPE.size
+                digest.update_draw(self.positions, turned(answer.body, width, peer))
         elif isinstance(answer, StepOutput):
             _append(self._output, answer.body, begins_draws=begins_draws)
             for peer, digest in self._canaries.items():

@@ -1,8 +1,10 @@
-"""The body of a TOKEN frame (pure): the token that a tail drew and, where logprobs were asked for, what the model gave it.
+"""The body of a TOKEN frame (pure): the token that a tail drew and, where logprobs were asked for, what the model gave it; or the
+vector of an embedding.
 
-    u32 token id                                    always; receipts and proofs run over these four bytes alone
+    u32 token id                                    with tokens and logprobs; receipts and proofs run over these four bytes alone
     f32 its logprob                                 with logprobs
     num_top × (u32 token id, f32 its logprob)       the likeliest tokens, likeliest first
+    hidden size × f32: the vector                   with embedding, and nothing else; receipts and proofs run over all of it
 
 All little-endian. What a tail says of probabilities cannot be verified here; what no honest tail can say is refused.
 """
@@ -14,6 +16,7 @@ from itertools import pairwise
 
 from tessella_p2p.base.errors import RemoteProtocolError
 from tessella_p2p.stages.engine import Sampled, TokenLogprob
+from tessella_p2p.stages.pooling import VECTOR_DTYPE
 from tessella_p2p.stages.sampler import LEAST_LOGPROB
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.frames import DType
@@ -30,8 +33,10 @@ def encode_sampled(sampled: Sampled) -> bytes:
     return b"".join(_SCORED.pack(*each) for each in scored)
 
 
-def token_body_bytes(sampling: m.Sampling, output: str, vocabulary: int) -> int:
+def token_body_bytes(sampling: m.Sampling, output: str, vocabulary: int, hidden_size: int) -> int:
     """Length of the body that a tail owes, for a chain-open's ``sampling`` and ``output``."""
+    if output == "embedding":
+        return hidden_size * VECTOR_DTYPE.size
     if output != "logprobs":
         return TOKEN_ID_BYTES
     return _SCORED.size * (1 + min(sampling.num_top, vocabulary))

@@ -21,7 +21,7 @@ from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.model.config import ModelConfig
 from tessella_p2p.model.gguf import GgufFile
 from tessella_p2p.model.recipe import Recipe
-from tessella_p2p.stages.engine import KvUse, Sampled, SessionKey, StepAnswer, StepInput, StepOutput, check_body
+from tessella_p2p.stages.engine import KvUse, SessionKey, StepAnswer, StepInput, StepOutput, check_body
 from tessella_p2p.stages.sessions import KvSession, SessionTable
 from tessella_p2p.stages.torch_attention import KV_BLOCK, Attention, KvArena, Segment, rope_tables
 from tessella_p2p.stages.torch_device import prepare, torch_device
@@ -248,6 +248,8 @@ class TorchEngine:
                 work.session.position += work.step.rows
                 if not self.is_tail:
                     answers[work.index] = StepOutput(body[row * row_bytes : end * row_bytes], self.wire_dtype)
+                elif work.step.normed:
+                    answers[work.index] = StepOutput(self._normed(x[row:end]).reshape(-1).data.cast("B"), DType.F32)
                 elif work.step.sample is not None:
                     drawn.append((work, end - 1))
             row = end
@@ -266,13 +268,19 @@ class TorchEngine:
         self._arena.clear(session.slot, session.position, session.written)
         return InvalidStep(f"the step of session {work.step.session} at {work.step.position} has no finite result")
 
+    def _normed(self, hidden: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        """[rows, hidden] float32 behind the last norm."""
+        tail = self._weights.tail
+        assert tail is not None
+        return self._norm(hidden, tail.norm).float().cpu().numpy()
+
     def _logits(self, hidden: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         """[rows, vocabulary] float32."""
         tail = self._weights.tail
         assert tail is not None
         return tail.output.apply(self._norm(hidden, tail.norm)).float().cpu().numpy()
 
-    def _draw(self, work: _Work, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Sampled:
+    def _draw(self, work: _Work, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> StepAnswer:
         sample = work.step.sample
         assert sample is not None
         return sample.draw(logits, work.session.position)

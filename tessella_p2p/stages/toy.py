@@ -48,6 +48,10 @@ class ToyModel:
         numbers = np.frombuffer(hashlib.shake_128(row).digest(2 * self.vocabulary), "<u2")
         return numbers.astype(np.float32) * np.float32(2**-13)
 
+    def normed(self, rows: Sequence[bytes]) -> bytes:
+        """[rows, 8] float32: the rows' bits as numbers from -1 to 1."""
+        return (np.frombuffer(b"".join(rows), "<i4") * np.float64(2**-31)).astype("<f4").tobytes()
+
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -166,6 +170,8 @@ class ToyEngine:
         rows = self._rows(step)
         if isinstance(rows, InvalidStep):
             return rows
+        if self.is_tail and step.normed:  # of rows that the cache serves a tail keeps nothing
+            return _Work(index, step, session, rows, None)
         hit = self._pages.match(session, step.rows, step.body, keep_last=self.is_tail and step.sample is not None)
         return _Work(index, step, session, rows, hit)
 
@@ -188,6 +194,8 @@ class ToyEngine:
             self._pages.advance(session, step.rows - done, step.body[done * bytes_in :], sent[done * bytes_out :])
         if not self.is_tail:
             return StepOutput(sent, self.wire_dtype)
+        if step.normed:
+            return StepOutput(self.model.normed(rows), DType.F32)
         return step.sample.draw(self.model.logits(rows[-1]), session.position) if step.sample is not None else None
 
     def _row(self, row: bytes, position: int, chains: list[bytes]) -> bytes:

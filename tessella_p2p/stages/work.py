@@ -103,7 +103,8 @@ class WorkMeter:
         """The oldest step that arrived is computed.
 
         Args:
-            outputs: its rows; or, with ``is_token``, the u32 token id that follows its last row; empty when it has no output.
+            outputs: its rows; or, with ``is_token``, what a tail says behind its last row, a token's u32 id or a vector; empty when
+                it has no output.
             compute_us: what it took.
 
         Raises:

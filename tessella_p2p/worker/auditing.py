@@ -39,6 +39,7 @@ from tessella_p2p.model.recipe import RECIPES, base_name
 from tessella_p2p.stages.engine import SessionKey, StepInput, StepOutput, TokenSampler
 from tessella_p2p.stages.opening import StageIdentity
 from tessella_p2p.stages.pending import StepResult
+from tessella_p2p.stages.pooling import Pool
 from tessella_p2p.stages.recomputation import Recomputation
 from tessella_p2p.stages.rows import cast
 from tessella_p2p.stages.sampler import sampler_of
@@ -268,7 +269,10 @@ class Auditor:
             vocabulary=engine.vocabulary,
         )
         sampler: TokenSampler | None = None
-        if engine.is_tail:
+        pool: Pool | None = None
+        if engine.is_tail and inputs.body.output == "embedding":
+            pool = Pool(engine.hidden_size)
+        elif engine.is_tail:
             # Not the upstream's fault where it fails: what compiles in time on one machine may not on another.
             constraint = await self._context.grammars.constraint_of(inputs.body)
             with _blaming(order.upstream):
@@ -279,8 +283,10 @@ class Auditor:
             while found.positions < order.positions:
                 with _blaming(order.upstream):
                     piece = await inputs.next(AUDIT_ROWS)
-                result = await _answered(order, stage, key, found.positions, piece, sampler)
-                answer = result.output
+                result = await _answered(stage, key, found.positions, piece, sampler, normed=pool is not None)
+                answer = result.output if pool is None else pool.fold(result.output, draws=piece.draws)
+                if isinstance(answer, InvalidStep):  # no stage can have computed this
+                    raise _Withheld(order.upstream, answer)
                 if isinstance(answer, TessellaError):
                     raise answer
                 claimed: StepOutput | None = None
@@ -322,27 +328,21 @@ def _rows_dtype(order: m.AuditOrder, home: StageService) -> DType:
 
 
 async def _answered(
-    order: m.AuditOrder,
     stage: StageService,
     key: SessionKey,
     position: int,
     piece: Piece,
     sampler: TokenSampler | None,
+    *,
+    normed: bool,
 ) -> StepResult:
-    """What the engine makes of a piece.
-
-    Raises:
-        _Withheld: no stage can have computed this.
-    """
+    """What the engine makes of a piece."""
     engine = stage.engine
     body, dtype = piece.body, piece.dtype
     if not engine.is_head and dtype is not engine.wire_dtype:  # by tolerance alone
         body, dtype = cast(body, dtype, engine.wire_dtype), engine.wire_dtype
     sample = sampler if piece.draws else None
-    result = await stage.step(StepInput(key, position, piece.rows, dtype, body, sample))
-    if isinstance(result.output, InvalidStep):
-        raise _Withheld(order.upstream, result.output)
-    return result
+    return await stage.step(StepInput(key, position, piece.rows, dtype, body, sample, normed))
 
 
 async def _claimed(outputs: HistoryReader, rows: int, width: int) -> StepOutput:

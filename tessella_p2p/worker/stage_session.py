@@ -38,13 +38,14 @@ from tessella_p2p.base.limits import (
     RECEIPT_PATIENCE_S,
     SESSION_IDLE_S,
 )
-from tessella_p2p.stages.engine import Buffer, Sampled, SessionKey, StepInput, StepOutput, TokenSampler
+from tessella_p2p.stages.engine import Buffer, Sampled, SessionKey, StepAnswer, StepInput, StepOutput, TokenSampler
 from tessella_p2p.stages.faults import error_frame, error_of
 from tessella_p2p.stages.frame_link import FrameLink, Unread
 from tessella_p2p.stages.history import StageTracks
 from tessella_p2p.stages.intake import StepIntake
 from tessella_p2p.stages.opening import Opening
 from tessella_p2p.stages.pending import StepResult
+from tessella_p2p.stages.pooling import VECTOR_DTYPE, Pool, Pooled
 from tessella_p2p.stages.sampler import sampler_for
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.token_body import TOKEN_ID_BYTES, encode_sampled
@@ -95,6 +96,7 @@ class StageSession:
         self._meter = WorkMeter(opening.body.digest_key, opening.opened)
         self._tracks = StageTracks.begin(context.history, opening)
         self._sampler: TokenSampler | None = None
+        self._pool: Pool | None = None  # of a tail that was opened for an embedding
         self._awaits_grammar = False
         self._steps: deque[_Waiting] = deque()
         self._in_turn: _Waiting | None = None  # with the stage, or its output waits for room
@@ -238,7 +240,9 @@ class StageSession:
             for older in self._predecessors:
                 await older.freed.wait()
             body = self._opening.body
-            if self._opening.is_tail:
+            if self._opening.is_tail and body.output == "embedding":
+                self._pool = Pool(self._stage.engine.hidden_size)
+            elif self._opening.is_tail:
                 self._sampler = await self._make_sampler()
             await self._stage.open(
                 self._key,
@@ -319,6 +323,7 @@ class StageSession:
                 dtype=frame.dtype,
                 body=frame.body,
                 sample=self._sampler if frame.flags is Flag.SAMPLE else None,
+                normed=self._pool is not None,
             ),
             self._stepped,
         )
@@ -342,7 +347,7 @@ class StageSession:
 
     def _send_on(self, waiting: _Waiting, result: StepResult) -> None:
         """Send a step's output first, then account for it: the next stage need not wait for digests."""
-        frame, output = waiting.frame, result.output
+        frame, output = waiting.frame, self._folded(waiting.frame, result.output)
         if isinstance(output, InvalidStep):
             raise output.blame(self._opening.upstream)
         if isinstance(output, InvalidRequest):  # what the draw was asked to follow
@@ -351,9 +356,12 @@ class StageSession:
             raise output
         out: Buffer = b""
         kind, dtype, rows, position = Kind.STEP, frame.dtype, frame.rows, frame.position
+        if isinstance(output, Sampled | Pooled):
+            kind, rows, position = Kind.TOKEN, 1, frame.position + frame.rows
         if isinstance(output, Sampled):
-            out, kind, dtype = encode_sampled(output), Kind.TOKEN, DType.U32
-            rows, position = 1, frame.position + frame.rows
+            out, dtype = encode_sampled(output), DType.U32
+        elif isinstance(output, Pooled):
+            out, dtype = output.body, VECTOR_DTYPE
         elif isinstance(output, StepOutput):
             out, dtype = output.body, output.dtype
         if out:
@@ -367,8 +375,14 @@ class StageSession:
                 self._news.set()
             if self._tracks.sent is not None:
                 self._tracks.sent.note(step, data)
-        is_token = kind is Kind.TOKEN
-        self._account(out[:TOKEN_ID_BYTES] if is_token else out, is_token=is_token, compute_us=result.compute_us)
+        signed = out[:TOKEN_ID_BYTES] if isinstance(output, Sampled) else out
+        self._account(signed, is_token=kind is Kind.TOKEN, compute_us=result.compute_us)
+
+    def _folded(self, frame: Frame, output: StepAnswer) -> StepAnswer | Pooled:
+        """For an embedding a tail keeps the sum of its rows, and sends the vector when it is asked for."""
+        if self._pool is None:
+            return output
+        return self._pool.fold(output, draws=frame.flags is Flag.SAMPLE)
 
     async def _attend(self) -> None:
         """What a step cannot do by itself: wait for room downstream; and end a session that is idle.

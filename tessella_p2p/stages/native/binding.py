@@ -86,6 +86,7 @@ def _library() -> ctypes.CDLL:
         ("embed", None, [pointer, pointer, number, pointer]),
         ("forward", number, [pointer, pointer, pointer, number, pointer]),
         ("logits", None, [pointer, pointer, number, pointer]),
+        ("normed", None, [pointer, pointer, number, pointer]),
         ("instructions", ctypes.c_char_p, [number]),
     ):
         function = getattr(library, f"tessella_{name}")
@@ -216,6 +217,13 @@ class Kernels:
         addresses = x.ctypes.data, segments.ctypes.data, len(segments), kv.ctypes.data
         if self._library.tessella_forward(self._engine, *addresses):
             raise MemoryError("no memory for a turn of a stage")
+
+    def normed(self, hidden: Floats) -> Floats:
+        """[rows, hidden] behind a tail's last norm, for hidden states [rows, hidden], however many."""
+        rows = np.ascontiguousarray(hidden)
+        out = np.empty_like(rows)
+        self._library.tessella_normed(self._engine, rows.ctypes.data, rows.shape[0], out.ctypes.data)
+        return out
 
     def logits(self, hidden: Floats, vocabulary: int) -> Floats:
         """[rows, vocabulary] for hidden states [rows, hidden]."""

@@ -410,14 +410,26 @@ int32_t tessella_forward(Engine *engine, float *x, const Segment *segments, int3
     return 0;
 }
 
+static void output_norm(const Engine *engine, const float *hidden, int rows, float *out) {
+    const Stage *s = &engine->stage;
+    for (size_t row = 0; row < (size_t)rows; row++)
+        engine->kernels->rms_norm(s->hidden, hidden + row * s->hidden, s->output_norm, s->eps, out + row * s->hidden);
+}
+
+/* out[rows][hidden]: hidden states [rows][hidden] behind the last norm, of a tail; any number of rows. */
+void tessella_normed(Engine *engine, const float *hidden, int32_t rows, float *out) {
+    fenv_t before;
+    standard_arithmetic(&before);
+    output_norm(engine, hidden, rows, out);
+    fesetenv(&before);
+}
+
 /* logits[rows][outputs up to a multiple of 16] of hidden states [rows][hidden]; rows is at most max_rows. */
 void tessella_logits(Engine *engine, const float *hidden, int32_t rows, float *logits) {
     const Stage *s = &engine->stage;
     fenv_t before;
     standard_arithmetic(&before);
-    for (int row = 0; row < rows; row++)
-        engine->kernels->rms_norm(s->hidden, hidden + (size_t)row * s->hidden, s->output_norm, s->eps,
-                                  engine->norm + (size_t)row * s->hidden);
+    output_norm(engine, hidden, rows, engine->norm);
     const size_t width = ((size_t)s->output.outputs + PANEL - 1) / PANEL * PANEL;
     multiply(engine, rows, engine->norm, 1, &(Output){&s->output, logits, width});
     fesetenv(&before);
