@@ -48,6 +48,7 @@ from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.token_streams import TokenTable
 from tessella_p2p.net.framing import receive_exactly
 from tessella_p2p.net.libp2p_host import Libp2pNetwork
+from tessella_p2p.stages.engine import Sampled
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
@@ -276,7 +277,8 @@ class Entry:
             await chain.open(range(_PROMPT_TOKENS))
             token, tokens = await chain.next_token(), []
             for _ in range(steps):
-                await chain.step((token.sampled.token_id,), sample=True)
+                assert isinstance(token.drawn, Sampled)
+                await chain.step((token.drawn.token_id,), sample=True)
                 token = await chain.next_token()
                 tokens.append(token)
             return tokens

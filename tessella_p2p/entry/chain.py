@@ -31,10 +31,12 @@ from tessella_p2p.base.limits import (
 from tessella_p2p.entry.plan import EntryContext, SessionPlan, Token, prefill_chunk, tail_history
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.stages.digest import RunningDigest
+from tessella_p2p.stages.engine import Buffer, Sampled
 from tessella_p2p.stages.faults import error_of
 from tessella_p2p.stages.frame_link import FrameLink
 from tessella_p2p.stages.history import Track, TrackKey
 from tessella_p2p.stages.opening import open_hash, seal_capability, verify_capability
+from tessella_p2p.stages.pooling import VECTOR_DTYPE, Pooled, parse_pooled
 from tessella_p2p.stages.sent_work import SentWork
 from tessella_p2p.stages.token_body import TOKEN_ID_BYTES, parse_sampled, token_body_bytes
 from tessella_p2p.stages.work import seal_receipt
@@ -66,7 +68,8 @@ class Chain:
         self._context = context
         self._plan = plan
         self._epoch = epoch
-        self._token_body_bytes = token_body_bytes(plan.sampling, plan.output, plan.vocabulary)
+        self._token_body_bytes = token_body_bytes(plan.sampling, plan.output, plan.vocabulary, plan.hidden_size)
+        self._token_dtype = VECTOR_DTYPE if plan.output == "embedding" else DType.U32
         self.route = route
         self._track: Track | None = None
         self._work: SentWork | None = None  # of a session that is paid: what the head has to sign for
@@ -374,7 +377,7 @@ class Chain:
         """
         if (header.session, header.epoch) != self.key:
             raise MalformedMessage("a token of another session").blame(self.tail)
-        if header.dtype is not DType.U32 or header.rows != 1 or header.body_bytes != self._token_body_bytes:
+        if header.dtype is not self._token_dtype or header.rows != 1 or header.body_bytes != self._token_body_bytes:
             raise MalformedMessage("a frame that holds no token").blame(self.tail)
         if header.trace_entries != len(self.route.stages):
             raise MalformedMessage("a token whose trace does not fit the route").blame(self.tail)
@@ -388,22 +391,29 @@ class Chain:
         the step after the last that was read is on its way when a client leaves.
 
         Raises:
-            RemoteProtocolError: an id outside of the vocabulary, or logprobs that are none.
+            RemoteProtocolError: an id outside of the vocabulary, logprobs or a vector that are none.
         """
         if frame.position != self._sent.asked:
             return  # only after the end, when nobody asked for more
         try:
-            sampled = parse_sampled(frame.body, self._plan.vocabulary)
+            drawn, signed = self._parse_token(frame.body)
         except RemoteProtocolError as error:
             raise error.blame(self.tail) from None
         wall_us = int((trio.current_time() - self._sent.at) * 1e6)
-        self._digest.update_draw(frame.position, frame.body[:TOKEN_ID_BYTES])
+        self._digest.update_draw(frame.position, signed)
         self._received = frame.position
         self._sent.asked, self._sent.chunks = None, 0
         if self.ended.is_set():
             return
-        self._token = Token(sampled, wall_us, tuple(_plausible(each, wall_us, frame.position) for each in frame.trace))
+        self._token = Token(drawn, wall_us, tuple(_plausible(each, wall_us, frame.position) for each in frame.trace))
         self._news.set()
+
+    def _parse_token(self, body: Buffer) -> tuple[Sampled | Pooled, Buffer]:
+        """What a token's body says, and which of its bytes are signed for. Raises `RemoteProtocolError`."""
+        if self._plan.output == "embedding":
+            pooled = parse_pooled(body)
+            return pooled, pooled.body
+        return parse_sampled(body, self._plan.vocabulary), body[:TOKEN_ID_BYTES]
 
     def token_stream_closed(self) -> None:
         """The tail ended its stream in order: its side of the chain was closed or failed, and the reason comes by way of the head."""

@@ -25,6 +25,7 @@ from tessella_p2p.net.network import Network
 from tessella_p2p.stages.engine import Sampled
 from tessella_p2p.stages.history import History
 from tessella_p2p.stages.hop_links import HopLinks
+from tessella_p2p.stages.pooling import Pooled
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import Sequencer
 from tessella_p2p.wire.frames import DType, TraceEntry
@@ -58,19 +59,21 @@ class SessionPlan:
     num_prompt: int
     max_positions: int
     sampling: m.Sampling
-    output: Literal["tokens", "logprobs"]
+    output: Literal["tokens", "logprobs", "embedding"]
     cache_scope: bytes
     digest_key: bytes
     ticket: bytes | None
     ticket_open_before: int = 0
     """Until when it opens chains, in Unix milliseconds; a later epoch is served unpaid."""
+    hidden_size: int = 0
+    """Elements of the vector that an embedding comes to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One draw of the tail, the step's wall time at the entry, and each stage's times."""
+    """What the tail answered a step with, the step's wall time at the entry, and each stage's times."""
 
-    sampled: Sampled
+    drawn: Sampled | Pooled
     wall_us: int
     trace: tuple[TraceEntry, ...]
 

@@ -37,6 +37,7 @@ from tessella_p2p.entry.requests import Trail
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.text import StopFilter
 from tessella_p2p.stages.engine import Sampled
+from tessella_p2p.stages.pooling import Pooled
 
 log = structlog.get_logger(__name__)
 
@@ -158,6 +159,7 @@ class Session:
         reason: Literal["stop", "length"] = "length"
         while len(self._sampled) < self._prepared.max_tokens:
             sampled = await self._next()
+            assert isinstance(sampled, Sampled)  # the chain takes nothing else
             token = sampled.token_id
             if token in self._host.codec.end_ids:
                 reason = "stop"
@@ -209,8 +211,14 @@ class Session:
         except REROUTABLE as error:
             self._failed_ahead = error  # the client gets its token first
 
-    async def _next(self) -> Sampled:
-        """The next draw, over reroutes."""
+    async def vector(self) -> Pooled:
+        """What a session that was planned as an embedding comes to, over reroutes. Raises `TessellaError`, as `events`."""
+        pooled = await self._next()
+        assert isinstance(pooled, Pooled)  # the chain takes nothing else
+        return pooled
+
+    async def _next(self) -> Sampled | Pooled:
+        """The next draw, or the vector, over reroutes."""
         while True:
             assert self._chain is not None
             try:
@@ -234,7 +242,7 @@ class Session:
                 self._proved_at = now
                 self._host.note_answer(self._chain.route)
             self._full_since = None
-            return token.sampled
+            return token.drawn
 
     def _needs_step(self) -> bool:
         """Whether the newest token has not been sent: a new epoch is opened with everything that is known."""
