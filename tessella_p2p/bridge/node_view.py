@@ -142,6 +142,7 @@ def status_json(status: NodeStatus, version: str, models: Sequence[str]) -> dict
         "state": status.state,
         "model": status.model,
         "models": list(models),
+        "readiness": _readiness_json(status.readiness),
         "layer_ranges": _ranges(status.layer_ranges),
         "assignment": _assignment_json(status.assignment),
         "recipe": status.recipe,
@@ -194,6 +195,16 @@ def peer_json(peer: PeerView) -> dict[str, Any]:
 
 def _ranges(ranges: Sequence[LayerRange]) -> list[list[int]]:
     return [[layers.start, layers.end] for layers in ranges]
+
+
+def _readiness_json(readiness: ModelReadiness | None) -> dict[str, Any] | None:
+    if readiness is None:
+        return None
+    return {
+        "state": readiness.state,
+        "proven_secs_ago": None if readiness.proven_ago_s is None else round(readiness.proven_ago_s, 1),
+        "missing_layers": [list(layers) for layers in readiness.missing],
+    }
 
 
 def _assignment_json(assignment: Assignment | None) -> dict[str, Any] | None:
