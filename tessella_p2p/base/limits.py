@@ -287,6 +287,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_EMBEDDING_INPUTS = 1024
 """Texts of one request for vectors, each of which is a session; langchain sends 1,000 at a time."""
+MAX_EMBEDDINGS_AT_ONCE = 8
+"""Of those, sessions that are open at a time."""
 MAX_EXTRA_CHUNKS = 256
 """Pieces of other files that come with one request of an editor."""
 MAX_RESPONSE_FIELDS = 64

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import structlog
 import trio
@@ -23,10 +24,11 @@ from tessella_p2p.base.limits import FINAL_RECEIPT_S, OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.dht.stage_records import VerifiedStage
 from tessella_p2p.entry.admission import Admission
-from tessella_p2p.entry.api import GenerateRequest, ModelFeatures, Prepared
+from tessella_p2p.entry.api import Caller, Embedded, EmbedRequest, GenerateRequest, ModelFeatures, Prepared
 from tessella_p2p.entry.blame import Blame
 from tessella_p2p.entry.chain import Chain
 from tessella_p2p.entry.codec import PromptCodec
+from tessella_p2p.entry.embedding import embed_each, input_ids
 from tessella_p2p.entry.following import Following
 from tessella_p2p.entry.granting import Granting
 from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, check_hop_body, sampling_of
@@ -34,7 +36,7 @@ from tessella_p2p.entry.prompting import check_model, checked_ids, prompt_ids
 from tessella_p2p.entry.proving import Proving
 from tessella_p2p.entry.reach import Reach
 from tessella_p2p.entry.readiness import ModelReadiness, PathStage, Readiness, path_of
-from tessella_p2p.entry.requests import CANCELLED, RequestBook, Trail
+from tessella_p2p.entry.requests import CANCELLED, RequestBook, RequestKind, Trail
 from tessella_p2p.entry.routes import Route, choose_route, is_serving, no_route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
@@ -306,17 +308,46 @@ class EntryService:
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Session]:
         """See `entry.api.Entry.generate`."""
+        with self._followed("answer", request.model, request.caller) as trail:
+            async with self._generating(request, trail) as session:
+                yield session
+
+    async def embed(self, request: EmbedRequest) -> tuple[Embedded, ...]:
+        """See `entry.api.Entry.embed`."""
+        self._reach.check(trio.current_time())
+        check_model(request.model, self._model.model_id)
+        inputs = await input_ids(self._model.codec, request.inputs, self._max_input_tokens)
+        longest = max(map(len, inputs))
+        self._route_of(longest, 0)
+        if self._proving is not None and await self._proving.admit():
+            self._route_of(longest, 0)
+        check_hop_body(self._model.hidden_size, longest)
+
+        async def embed_one(ids: tuple[int, ...]) -> Embedded:
+            with self._followed("embedding", request.model, request.caller) as trail:
+                route = self._route_of(len(ids), 0)
+                trail.tokenised(len(ids), 0, trio.current_time())
+                asked = GenerateRequest(request.model, prompt_ids=ids, caller=request.caller)
+                async with self._placed(asked, trail, ids, 0, m.Sampling(), "embedding", route) as session:
+                    pooled = await session.vector()
+                    trail.end("stop", trio.current_time())
+                    return Embedded(pooled.vector, len(ids), session.prepared.request_id, session.route())
+
+        return await embed_each(inputs, embed_one)
+
+    @contextmanager
+    def _followed(self, kind: RequestKind, model: str, caller: Caller) -> Iterator[Trail]:
+        """One request in the book, from its beginning to whatever ends it."""
         trail = self.requests.begin(
             self._granting.new_request_id(),
-            "answer",
-            request.model,
-            request.caller,
+            kind,
+            model,
+            caller,
             now=trio.current_time(),
             now_unix_ms=self._context.clock.unix_ms(),
         )
         try:
-            async with self._generating(request, trail) as session:
-                yield session
+            yield trail
         except TessellaError as error:
             trail.fail(error, trio.current_time())
             raise
@@ -342,6 +373,22 @@ class EntryService:
         if sampling.grammar is not None:
             await self._model.codec.check_grammar(sampling.grammar)
         check_hop_body(self._model.hidden_size, len(ids) + (request.max_tokens or 1))
+        output: Literal["tokens", "logprobs"] = "logprobs" if request.logprobs else "tokens"
+        async with self._placed(request, trail, ids, max_tokens, sampling, output, route) as session:
+            yield session
+
+    @asynccontextmanager
+    async def _placed(
+        self,
+        request: GenerateRequest,
+        trail: Trail,
+        ids: tuple[int, ...],
+        max_tokens: int,
+        sampling: m.Sampling,
+        output: Literal["tokens", "logprobs", "embedding"],
+        route: Route,
+    ) -> AsyncIterator[Session]:
+        """A session that is granted, has its place, and is open."""
         grant = await self._granting.grant(trail.request_id, route.recipe, len(ids) + max_tokens, request.caller)
         trail.granted(grant.request_id, grant.tier, trio.current_time(), paid=grant.ticket is not None)
         async with self._place(grant.tier) as has_waited:
@@ -357,11 +404,12 @@ class EntryService:
                 num_prompt=len(ids),
                 max_positions=len(ids) + max_tokens,
                 sampling=sampling,
-                output="logprobs" if request.logprobs else "tokens",
+                output=output,
                 cache_scope=self._cache_scope(request.caller.name),
                 digest_key=self._context.random_bytes(32),
                 ticket=grant.ticket,
                 ticket_open_before=grant.open_before,
+                hidden_size=self._model.hidden_size,
             )
             prepared = Prepared(grant.request_id, self._model.model_id, ids, max_tokens)
             session = Session(self, plan, prepared, request, grant.tier, trail)
@@ -401,15 +449,17 @@ class EntryService:
         wanted = request.max_tokens
         if wanted is not None and wanted < 1:
             raise InvalidRequest("max_tokens is 1 or more", "max_tokens")
+        route = self._route_of(prompt_tokens, wanted or 1)
+        return route, route.max_positions - prompt_tokens if wanted is None else wanted
+
+    def _route_of(self, prompt_tokens: int, answer_tokens: int) -> Route:
+        """A route that holds both. Raises `NoRoute` where there is none at all, else `PromptTooLong`."""
         try:
-            route = self.find_route(prompt_tokens + (wanted or 1))
+            return self.find_route(prompt_tokens + answer_tokens)
         except NoRoute:
             longest = self._longest_route().max_positions
-            asked = "at least one more" if wanted is None else f"{wanted} more"
-            raise PromptTooLong(
-                f"this route holds {longest} tokens; the prompt has {prompt_tokens} and {asked} are asked for"
-            ) from None
-        return route, route.max_positions - prompt_tokens if wanted is None else wanted
+            more = f", and at least {answer_tokens} more are asked for" if answer_tokens else ""
+            raise PromptTooLong(f"this route holds {longest} tokens; the prompt has {prompt_tokens}{more}") from None
 
     # ---- chains ----
 
