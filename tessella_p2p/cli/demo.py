@@ -176,7 +176,8 @@ async def _ask(
     options: DemoOptions, prompt: str | list[int], client: httpx.AsyncClient, console: Console | None, *, echo: bool
 ) -> Answer:
     """One request through the bridge, streamed; text is echoed on stdout as it comes."""
-    common = {"max_tokens": options.max_tokens, "temperature": options.temperature, "stream": True}
+    common: dict[str, object] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    common |= {"stream": True, "tessella": True}
     if isinstance(prompt, str):
         path = "/v1/chat/completions"
         body: dict[str, object] = {"messages": [{"role": "user", "content": prompt}], **common}
