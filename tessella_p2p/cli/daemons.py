@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import structlog
@@ -15,9 +17,13 @@ from click.core import ParameterSource
 
 from tessella_p2p.cli.ledger_backup import backup, restore
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
-from tessella_p2p.cli.setting_options import configured, setting_options
+from tessella_p2p.cli.setting_options import configured, given_flags, setting_options
 from tessella_p2p.node.config import BootstrapConfig, ConfigT, NodeConfig, OrchestratorConfig
+from tessella_p2p.node.config_file import default_config_path, found_config
 from tessella_p2p.node.log import configure_logging
+
+if TYPE_CHECKING:
+    from tessella_p2p.node.served_models import NetworkModel
 
 _EPILOG = f"Ends at SIGTERM and Ctrl-C. {EXIT_STATUS_HELP}"
 
@@ -26,13 +32,19 @@ log = structlog.get_logger(__name__)
 
 @click.command(epilog=_EPILOG)
 @setting_options(NodeConfig)
+@click.option("--no-wizard", is_flag=True, help="Ask nothing, even where there is no configuration yet.")
 @click.pass_context
-def daemon(ctx: click.Context, /, config_file: Path | None, **typed: Any) -> None:
+def daemon(ctx: click.Context, /, config_file: Path | None, no_wizard: bool, **typed: Any) -> None:
     """Run a node.
 
-    It serves a range of layers when the orchestrator assigns one, and is an entry for clients in any case.
+    It serves a range of layers when the orchestrator assigns one, and is an entry for clients in any case. Without --config it reads
+    node.toml beside its key; where there is none, the first start on a terminal asks what has to be known, and writes it.
     """
-    config = configured(NodeConfig, config_file, _with_model(ctx, typed))
+    given = _with_model(ctx, typed)
+    chosen = _chosen_file(ctx, config_file, "node")
+    if chosen is None and not no_wizard:
+        chosen = _asked_for(given)
+    config = configured(NodeConfig, chosen, given)
     from tessella_p2p.node.daemon import run_daemon  # after the check: libp2p takes two seconds to import
 
     _run(run_daemon, config)
@@ -47,7 +59,8 @@ def orchestrator(ctx: click.Context, /, config_file: Path | None, **typed: Any) 
     It admits workers, splits the model among them, mints tickets and keeps the ledger; it never sees a prompt, a token or a tensor.
     At SIGHUP it reads its allow-list, federation, admin token and log level again.
     """
-    reread = partial(configured, OrchestratorConfig, config_file, _with_model(ctx, typed))
+    chosen = _chosen_file(ctx, config_file, "orchestrator")
+    reread = partial(configured, OrchestratorConfig, chosen, _with_model(ctx, typed))
     config = reread()
     if ctx.invoked_subcommand is not None:
         ctx.obj = config
@@ -63,12 +76,40 @@ orchestrator.add_command(restore)
 
 @click.command(epilog=_EPILOG)
 @setting_options(BootstrapConfig)
-def bootstrap(config_file: Path | None, **typed: Any) -> None:
+@click.pass_context
+def bootstrap(ctx: click.Context, /, config_file: Path | None, **typed: Any) -> None:
     """Run a bootstrap node: others join the DHT through it."""
-    config = configured(BootstrapConfig, config_file, typed)
+    config = configured(BootstrapConfig, _chosen_file(ctx, config_file, "bootstrap"), typed)
     from tessella_p2p.node.bootstrap import run_bootstrap
 
     _run(run_bootstrap, config)
+
+
+def _chosen_file(ctx: click.Context, config_file: Path | None, role: str) -> Path | None:
+    """The role's file: the one that was named, behind the subcommand or before it, or the one at its default place."""
+    before = ctx.find_root()
+    if config_file is None and before.get_parameter_source("config_file") is ParameterSource.COMMANDLINE:
+        config_file = before.params["config_file"]
+    return config_file or found_config(role, os.environ)
+
+
+def _asked_for(typed: dict[str, Any]) -> Path | None:
+    """The file that the wizard wrote; None where it has nothing to ask, or nobody to ask it of."""
+    from tessella_p2p.cli.wizard import is_due, run_wizard
+
+    flags = given_flags(NodeConfig, typed)
+    if not is_due(flags, os.environ) or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    path = default_config_path("node", os.environ)
+    run_wizard(path, flags, os.environ, _network_models)
+    return path
+
+
+def _network_models(config: NodeConfig) -> Sequence[NetworkModel]:
+    from tessella_p2p.node.served_models import read_network_models
+
+    configure_logging("error", "console")  # the questions have the terminal to themselves
+    return trio.run(read_network_models, config.orchestrator)
 
 
 def _with_model(ctx: click.Context, typed: dict[str, Any]) -> dict[str, Any]:

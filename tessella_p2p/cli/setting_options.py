@@ -55,6 +55,15 @@ def configured(
     Raises:
         ConfigurationError: says where the wrong value was given, and the rule that it breaks.
     """
+    return load_config(kind, flags=given_flags(kind, typed), environ=environ, file=config_file)
+
+
+def given_flags(kind: type[RoleConfig], typed: Mapping[str, Any]) -> dict[str, Given]:
+    """The options that were typed, by setting.
+
+    Raises:
+        ConfigurationError: one setting is given in two ways.
+    """
     flags: dict[str, Given] = {}
     for name, field in kind.model_fields.items():
         value = typed.get(name)
@@ -70,7 +79,7 @@ def configured(
         if not math.isfinite(claim_gb):
             raise ConfigurationError(f"--vram-gb {claim_gb}: a number of GB is expected")
         flags["vram_mb"] = Given(round(claim_gb * _MB_PER_GB), f"--vram-gb {claim_gb:g}, in MB")
-    return load_config(kind, flags=flags, environ=environ, file=config_file)
+    return flags
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[CommandT], CommandT]:
