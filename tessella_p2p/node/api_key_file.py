@@ -83,16 +83,18 @@ def read_keys(path: Path) -> ApiKeys:
         return ApiKeys()
     except OSError as error:
         raise ConfigurationError(f"{path}: the API keys cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise ConfigurationError(
                 f"{path}: the API keys have to be a file of this user's own that nobody else reads or writes: `chmod 600 {path}`"
             )
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_API_KEY_FILE_BYTES + 1)
-        except OSError as error:
-            raise ConfigurationError(f"{path}: the API keys cannot be read: {error.strerror}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: the API keys cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
     return _parsed(path, content)
 
 
