@@ -24,6 +24,7 @@ from tessella_p2p.bridge.chat import read_chat
 from tessella_p2p.bridge.completions import read_completion
 from tessella_p2p.bridge.dashboard_app import DASHBOARD_PATHS, dashboard_routes
 from tessella_p2p.bridge.embeddings import EmbeddingsEndpoint
+from tessella_p2p.bridge.fim import read_fim
 from tessella_p2p.bridge.generate import read_generate
 from tessella_p2p.bridge.infill import InfillEndpoint
 from tessella_p2p.bridge.known_host import KnownHost
@@ -40,7 +41,8 @@ from tessella_p2p.entry.api import Entry
 
 _ROUTES = frozenset(
     {
-        *("/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/embeddings", "/infill", "/v1/models"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"),
+        *("/v1/generate", "/v1/fim/completions", "/infill"),
         *("/status", "/peers", "/metrics", REQUEST_PATHS[0]),
     }
 )
@@ -81,11 +83,13 @@ def create_app(
     chat = GenerationEndpoint(lambda body: read_chat(body, entry.features), entry, clock, metrics, ping_s)
     completions = GenerationEndpoint(lambda body: read_completion(body, entry.text_of), entry, clock, metrics, ping_s)
     generate = GenerationEndpoint(lambda body: read_generate(body, entry.known_models()), entry, clock, metrics, ping_s)
+    fim = GenerationEndpoint(lambda body: read_fim(body, entry.known_models()), entry, clock, metrics, ping_s)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/generate", generate, methods=["POST"]),
+            Route("/v1/fim/completions", fim, methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsEndpoint(entry, metrics), methods=["POST"]),
             Route("/infill", InfillEndpoint(entry, metrics, ping_s), methods=["POST"]),
             Route("/v1/models", surface.models),

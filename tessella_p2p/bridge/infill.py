@@ -32,6 +32,8 @@ from tessella_p2p.entry.api import Caller, Delta, Entry, GenerateRequest, Genera
 
 _CUT = "cut"
 """How a generation that a `Cut` ended is counted."""
+_PARAMS = {"suffix": "input_suffix", "max_tokens": "n_predict"}
+"""What editors call the fields that the entry may find fault with."""
 
 
 class InfillEndpoint:
@@ -51,8 +53,6 @@ class InfillEndpoint:
         request = Request(scope, receive)
         asked = infill_body(await request.body())
         model = asked.model if asked.model is not None else lone_model(self._entry.known_models())
-        if not self._entry.features(model).fill_in_the_middle:
-            raise InvalidRequest(f"{model} has no tokens for filling in the middle", "model")
         caller: Caller = getattr(request.state, "caller", Caller())
         stream = EventStream(send, self._ping_s) if asked.stream else None
         filling = _Filling(self._entry, asked, model, caller, stream)
@@ -62,6 +62,8 @@ class InfillEndpoint:
             try:
                 await watch.guard(lambda: filling.fill(watch, outcome), *beside)
             except TessellaError as error:
+                if isinstance(error, InvalidRequest) and error.param is not None:
+                    error.param = _PARAMS.get(error.param, error.param)
                 if stream is None or not stream.started:
                     raise
                 outcome.code = error.code

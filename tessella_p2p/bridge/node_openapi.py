@@ -12,12 +12,15 @@ from pydantic import BaseModel, TypeAdapter
 from tessella_p2p.base.limits import MAX_CONTENT_PARTS, MAX_LOGIT_BIASES, MAX_STOP_CHARS, MAX_STOP_STRINGS
 from tessella_p2p.bridge import answers
 from tessella_p2p.bridge import node_schemas as s
+from tessella_p2p.bridge.completions import TextCompletion
 from tessella_p2p.bridge.embeddings import EmbeddingList
 from tessella_p2p.bridge.generate import Generated, GeneratedChunk
 from tessella_p2p.bridge.infill_answer import InfillAnswer, InfillChunk
 from tessella_p2p.bridge.moved import MOVED
 from tessella_p2p.bridge.openai_models.chat import ChatRequest
+from tessella_p2p.bridge.openai_models.completions import CompletionRequest
 from tessella_p2p.bridge.openai_models.embeddings import EmbeddingsBody
+from tessella_p2p.bridge.openai_models.fim import FimBody
 from tessella_p2p.bridge.openai_models.generate import GenerateBody
 from tessella_p2p.bridge.openai_models.infill import InfillBody
 
@@ -64,6 +67,7 @@ class Operation:
         answer: what makes an answer; or its schema, where there is no such type.
         chunk: what makes an event of a stream, where the route can stream.
         media_type: of the answer.
+        partial: whether a request may ask for some of the answer's fields alone.
         codes: statuses beside those that every route may have.
         query: parameters, and what they do.
     """
@@ -76,6 +80,7 @@ class Operation:
     answer: type | Json = field(default_factory=lambda: s.TEXT)
     chunk: type | None = None
     media_type: str = _JSON
+    partial: bool = False
     codes: tuple[int, ...] = ()
     query: Mapping[str, str] = field(default_factory=dict)
 
@@ -89,6 +94,15 @@ OPERATIONS: Final = (
         body=ChatRequest,
         answer=answers.ChatCompletion,
         chunk=answers.ChatChunk,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        tag="openai",
+        summary="What follows a prompt as it stands, or several.",
+        body=CompletionRequest,
+        answer=TextCompletion,
+        chunk=TextCompletion,
     ),
     Operation("POST", "/v1/embeddings", "openai", "Vectors of texts.", EmbeddingsBody, EmbeddingList),
     Operation("GET", "/v1/models", "openai", "The models that a proven route serves.", answer=s.MODELS),
@@ -104,12 +118,22 @@ OPERATIONS: Final = (
     ),
     Operation(
         method="POST",
+        path="/v1/fim/completions",
+        tag="text",
+        summary="What is missing between two texts.",
+        body=FimBody,
+        answer=TextCompletion,
+        chunk=TextCompletion,
+    ),
+    Operation(
+        method="POST",
         path="/infill",
         tag="text",
         summary="What is missing between two texts, in llama.cpp's fields.",
         body=InfillBody,
         answer=InfillAnswer,
         chunk=InfillChunk,
+        partial=True,
     ),
     Operation("GET", "/status", "node", "This node.", answer=s.STATUS),
     Operation(
@@ -191,12 +215,12 @@ class _Schemas:
 
 
 def _as_read(schema: Json) -> Json:
-    """``schema`` with what the reading of requests takes beyond its types: null for any list, and the other forms of some fields."""
-    if "properties" not in schema:
-        return schema
+    """``schema`` of a request with what its reading takes beyond the type: null for any list, and the other forms of some fields."""
+    described = {"description": _ticks(schema["description"])} if "description" in schema else {}
+    if schema.get("additionalProperties") is not False:  # an answer's: requests alone refuse unknown fields
+        return {**schema, **described}
     required = schema.get("required", ())
     properties = {name: _field_as_read(name, each, name in required) for name, each in schema["properties"].items()}
-    described = {"description": _ticks(schema["description"])} if "description" in schema else {}
     return {**schema, **described, "properties": properties}
 
 
@@ -224,12 +248,18 @@ def _biases(_: Json) -> Json:
 
 
 def _content(schema: Json) -> Json:
-    if schema.get("type") != "array":
-        return schema  # an answer's
     return {"anyOf": [{"type": "string"}, {**schema, "maxItems": MAX_CONTENT_PARTS}, {"type": "null"}]}
 
 
-_FORMS: Final = {"stop": _stops, "logit_bias": _biases, "content": _content}
+def _prompts(schema: Json) -> Json:
+    if schema.get("type") == "string" or "anyOf" in schema:
+        return schema  # one text
+    text, ids = {"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+    several = [{"type": "array", "items": each, "minItems": 1} for each in (text, ids)]
+    return {"anyOf": [text, ids, *several]}
+
+
+_FORMS: Final = {"prompt": _prompts, "stop": _stops, "logit_bias": _biases, "content": _content}
 """By the field's name, what a validator makes one form of."""
 
 
@@ -248,8 +278,9 @@ def _operation(each: Operation, schemas: _Schemas) -> Json:
         "responses": {"200": {"description": said, "content": answered}, **_errors(codes)},
     }
     if each.body is not None:
-        content = {_JSON: {"schema": schemas.taken_out(each.body)}}
-        operation["requestBody"] = {"required": True, "content": content}
+        schema = schemas.taken_out(each.body)
+        said = schema.get("description", "")
+        operation["requestBody"] = {"required": True, "description": said, "content": {_JSON: {"schema": schema}}}
     parameters = [
         *_path_parameters(each.path),
         *(
@@ -263,7 +294,11 @@ def _operation(each: Operation, schemas: _Schemas) -> Json:
 
 
 def _answer(each: Operation, schemas: _Schemas) -> Json:
-    return schemas.of(each.answer) if isinstance(each.answer, type) else each.answer
+    if not isinstance(each.answer, type):
+        return each.answer
+    if each.partial:
+        return {name: value for name, value in schemas.taken_out(each.answer).items() if name != "required"}
+    return schemas.of(each.answer)
 
 
 def _moved(path: str, protocol: str) -> Json:

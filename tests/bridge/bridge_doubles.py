@@ -13,7 +13,7 @@ from typing import Any
 import trio
 from starlette.types import ASGIApp, Message
 
-from tessella_p2p.base.errors import NoRoute, PromptTooLong, TessellaError, UnknownModel
+from tessella_p2p.base.errors import InvalidRequest, NoRoute, PromptTooLong, TessellaError, UnknownModel
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MAX_HOP_BYTES
 from tessella_p2p.bridge.app import create_app
@@ -123,6 +123,8 @@ class SpeakingEntry:
         self.asked.append(request)
         if request.model not in self.models:
             raise UnknownModel(f"the model {request.model!r} is not served here")
+        if request.gap is not None and not self.abilities.fill_in_the_middle:
+            raise InvalidRequest("this model has no fill-in-the-middle tokens", "suffix")
         prompt_ids = tuple(request.prompt_ids or _text_of(request).encode())
         if len(prompt_ids) > MAX_PROMPT_IDS:
             raise PromptTooLong(f"the prompt has {len(prompt_ids)} tokens, {MAX_PROMPT_IDS} are accepted")

@@ -102,6 +102,22 @@ async def test_a_stream_is_llama_cpps() -> None:
     assert (last["stop"], last["content"], last["tokens_predicted"], last["stop_type"]) == (True, "", 7, "eos")
 
 
+async def test_any_seed_is_llama_cpps_minus_one() -> None:
+    entry = SpeakingEntry()
+    for seed in (-1, 7):
+        await call(app_for(entry), "POST", PATH, _body(seed=seed))
+
+    assert [asked.seed for asked in entry.asked] == [None, 7]
+
+
+async def test_a_sampler_that_is_not_named_does_not_work() -> None:
+    entry = SpeakingEntry()
+    await call(app_for(entry), "POST", PATH, _body(top_k=5, top_p=0.5, min_p=0.1, samplers=["top_p"]))
+
+    (asked,) = entry.asked
+    assert (asked.top_k, asked.top_p, asked.min_p) == (0, 0.5, 0.0)
+
+
 async def test_a_warm_up_asks_the_stages_and_answers_nothing() -> None:
     entry = SpeakingEntry()
     answered = await call(app_for(entry), "POST", PATH, _body(n_predict=0, samplers=[], t_max_predict_ms=1))
@@ -170,8 +186,7 @@ async def test_a_model_without_the_tokens_is_a_400() -> None:
 
     assert answered.status == 400
     with error_shape(answered) as error:
-        assert error["param"] == "model"
-    assert lacking.asked == []
+        assert error["param"] == "input_suffix"
 
 
 @pytest.mark.parametrize(

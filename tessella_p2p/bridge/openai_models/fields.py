@@ -157,10 +157,9 @@ class ScoredSampled(Sampled):
             raise InvalidRequest("top_logprobs: only allowed when logprobs is true", "top_logprobs")
 
 
-class OpenAISampled(Sampled):
-    """What OpenAI's own routes for text share beyond that."""
+class StreamedSampled(Sampled):
+    """With OpenAI's way to ask for the usage of a stream."""
 
-    model: ModelName
     stream_options: StreamOptions | None = None
 
     def wants_usage_chunk(self) -> bool:
@@ -172,3 +171,9 @@ class OpenAISampled(Sampled):
         super().check()
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
+
+
+class OpenAISampled(StreamedSampled):
+    """What OpenAI's own routes for text share beyond that."""
+
+    model: ModelName
