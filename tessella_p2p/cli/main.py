@@ -39,6 +39,8 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "init": ("tessella_p2p.cli.init:init", "Write the client's configuration file and key."),
     "status": ("tessella_p2p.cli.status:status", "Show what a node is doing."),
     "peers": ("tessella_p2p.cli.status:peers", "Show the peers that a node knows."),
+    "why": ("tessella_p2p.cli.why:why", "Tell what became of a request: its waits, its routes, its end."),
+    "doctor": ("tessella_p2p.cli.doctor:doctor", "Look for what is wrong with this node, and say how to mend it."),
     "sim": ("tessella_p2p.cli.sim:sim", "Simulate many nodes in virtual time."),
 }
 """Each command: where it is, and what it does."""

@@ -29,6 +29,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
         "state": "ready",
         "model": MODEL,
         "models": [MODEL],
+        "readiness": None,
         "layer_ranges": [[0, 12]],
         "assignment": {
             "model_repo": MODEL,
