@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -123,9 +124,10 @@ def bar(row: Row, span_ms: float, width: int = BAR_CHARS) -> str:
     """The row's part of the request's time; at least one cell, so that nothing disappears."""
     if span_ms <= 0:
         return "█" + " " * (width - 1)
-    start = min(max(int(row.start_ms / span_ms * width), 0), width - 1)
-    end = min(max(int(-(-row.end_ms * width // span_ms)), start + 1), width)
-    return " " * start + "█" * (end - start) + " " * (width - end)
+    start, end = (min(max(at / span_ms, 0.0), 1.0) * width for at in (row.start_ms, row.end_ms))
+    first = min(math.floor(start), width - 1)
+    last = max(math.ceil(end), first + 1)
+    return " " * first + "█" * (last - first) + " " * (width - last)
 
 
 def verdict(told: Told) -> str:
