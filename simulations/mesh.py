@@ -40,7 +40,7 @@ from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
 from tessella_p2p.orchestrator.terms import ServedModel as OrchestratedModel
 from tessella_p2p.stages.engine import StageEngine
 from tessella_p2p.stages.service import StageService
-from tessella_p2p.stages.toy import ToyEngine, ToyModel
+from tessella_p2p.stages.toy import HIDDEN_SIZE, ToyEngine, ToyModel
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import CanaryMode
@@ -354,7 +354,7 @@ class SimulatedMesh:
 
     def _plan(self, node: SimulatedNode) -> NodePlan:
         return NodePlan(
-            model=ServedModel(MODEL_ID, ToyCodec(self.model), ROOT, (RECIPE,)),
+            model=ServedModel(MODEL_ID, ToyCodec(self.model), ROOT, (RECIPE,), HIDDEN_SIZE),
             orchestrator=self.orchestrator_key.peer_id,
             orchestrator_address=self.orchestrator_address,
             standbys=((self.standby_key.peer_id, self.standby_address),) if self.shape.standby else (),

@@ -10,7 +10,8 @@ from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.base.limits import MAX_POSITIONS
 from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.entry.codec import TextDecoder
-from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput
+from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput, StepOutput
+from tessella_p2p.stages.pooling import Pool
 from tessella_p2p.stages.sampler import Sampler
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
@@ -100,3 +101,16 @@ def whole_model_tokens(
 ) -> tuple[int, ...]:
     """The tokens of `whole_model_draws`."""
     return tuple(each.token_id for each in whole_model_draws(model, prompt, max_tokens, params))
+
+
+def whole_model_vector(model: ToyModel, ids: Sequence[int]) -> tuple[float, ...]:
+    """What an embedding of ``ids`` comes to in a toy in one piece, without any network."""
+    engine = ToyEngine(model, LayerRange(0, model.layers), max_positions=len(ids))
+    key = SessionKey(SessionId(bytes(16)), 0)
+    engine.open_session(key, len(ids))
+    body = b"".join(token.to_bytes(4, "little") for token in ids)
+    (answer,) = engine.forward([StepInput(key, 0, len(ids), DType.U32, body, normed=True)])
+    assert isinstance(answer, StepOutput)
+    pool = Pool(engine.hidden_size)
+    pool.add(answer.body)
+    return pool.pooled().vector

@@ -49,9 +49,10 @@ class Pool:
 
     def add(self, rows: Buffer) -> None:
         """Take the next rows, ``[rows, width]`` float32, little-endian."""
-        for row in np.frombuffer(rows, "<f4").reshape(-1, self._width):
-            self._sum += row
-            self._num_rows += 1
+        with np.errstate(invalid="ignore"):  # what is not finite shows in the sum
+            for row in np.frombuffer(rows, "<f4").reshape(-1, self._width):
+                self._sum += row
+                self._num_rows += 1
 
     def pooled(self) -> Pooled:
         """The vector of all rows so far.
@@ -84,8 +85,8 @@ def parse_pooled(body: Buffer) -> Pooled:
     Raises:
         RemoteProtocolError: a number that is none, or another length than 1.
     """
-    numbers = np.frombuffer(body, "<f4").astype(np.float64)
-    squares = float(np.square(numbers).sum()) if np.isfinite(numbers).all() else math.nan
-    if not abs(math.sqrt(squares) - 1.0) <= _LENGTH_TOLERANCE:  # nor NaN
+    numbers = np.frombuffer(body, "<f4")
+    is_finite = bool(np.isfinite(numbers).all())
+    if not is_finite or abs(math.hypot(*numbers.tolist()) - 1.0) > _LENGTH_TOLERANCE:
         raise RemoteProtocolError("a vector that is not 1 long")
     return Pooled(bytes(body))

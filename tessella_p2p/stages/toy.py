@@ -23,6 +23,8 @@ from tessella_p2p.stages.sessions import pages_of
 from tessella_p2p.wire.frames import DType
 
 _ROW_BYTES = 32
+HIDDEN_SIZE = _ROW_BYTES // DType.F32.size
+"""Elements of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class ToyEngine:
         self.layers = layers
         self.is_head = layers.start == 0
         self.is_tail = layers.end == model.layers
-        self.hidden_size = _ROW_BYTES // DType.F32.size
+        self.hidden_size = HIDDEN_SIZE
         self.vocabulary = model.vocabulary
         self.wire_dtype = DType.F32
         self.max_sessions = max_sessions

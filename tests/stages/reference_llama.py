@@ -62,7 +62,11 @@ class ReferenceLlama:
     def logits(self, token_ids: Sequence[int]) -> Array:
         """[positions, vocabulary]."""
         output = self._weights.get("output.weight", self._weights["token_embd.weight"])
-        return self._norm(self.hidden(token_ids), self._weights["output_norm.weight"]) @ output.T
+        return self.normed(token_ids) @ output.T
+
+    def normed(self, token_ids: Sequence[int]) -> Array:
+        """[positions, hidden] behind the last norm."""
+        return self._norm(self.hidden(token_ids), self._weights["output_norm.weight"])
 
     def _norm(self, x: Array, weight: Array) -> Array:
         scale: Array = np.sqrt((x**2).mean(-1, keepdims=True) + self._eps)

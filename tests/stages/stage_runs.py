@@ -64,7 +64,7 @@ def through(engines: Sequence[StageEngine], steps: Sequence[StepInput]) -> list[
 
 def _onward(step: StepInput, answer: StepAnswer) -> StepInput:
     assert isinstance(answer, StepOutput)
-    return StepInput(step.session, step.position, step.rows, answer.dtype, bytes(answer.body), step.sample)
+    return StepInput(step.session, step.position, step.rows, answer.dtype, bytes(answer.body), step.sample, step.normed)
 
 
 def play(
