@@ -41,7 +41,7 @@ def daemon(ctx: click.Context, /, config_file: Path | None, no_wizard: bool, **t
     node.toml beside its key; where there is none, the first start on a terminal asks what has to be known, and writes it.
     """
     given = _with_model(ctx, typed)
-    chosen = _chosen_file(ctx, config_file, "node")
+    chosen = chosen_file(ctx, config_file, "node")
     if chosen is None and not no_wizard:
         chosen = _asked_for(given)
     config = configured(NodeConfig, chosen, given)
@@ -59,7 +59,7 @@ def orchestrator(ctx: click.Context, /, config_file: Path | None, **typed: Any) 
     It admits workers, splits the model among them, mints tickets and keeps the ledger; it never sees a prompt, a token or a tensor.
     At SIGHUP it reads its allow-list, federation, admin token and log level again.
     """
-    chosen = _chosen_file(ctx, config_file, "orchestrator")
+    chosen = chosen_file(ctx, config_file, "orchestrator")
     reread = partial(configured, OrchestratorConfig, chosen, _with_model(ctx, typed))
     config = reread()
     if ctx.invoked_subcommand is not None:
@@ -79,13 +79,13 @@ orchestrator.add_command(restore)
 @click.pass_context
 def bootstrap(ctx: click.Context, /, config_file: Path | None, **typed: Any) -> None:
     """Run a bootstrap node: others join the DHT through it."""
-    config = configured(BootstrapConfig, _chosen_file(ctx, config_file, "bootstrap"), typed)
+    config = configured(BootstrapConfig, chosen_file(ctx, config_file, "bootstrap"), typed)
     from tessella_p2p.node.bootstrap import run_bootstrap
 
     _run(run_bootstrap, config)
 
 
-def _chosen_file(ctx: click.Context, config_file: Path | None, role: str) -> Path | None:
+def chosen_file(ctx: click.Context, config_file: Path | None, role: str) -> Path | None:
     """The role's file: the one that was named, behind the subcommand or before it, or the one at its default place."""
     before = ctx.find_root()
     if config_file is None and before.get_parameter_source("config_file") is ParameterSource.COMMANDLINE:

@@ -31,6 +31,7 @@ from tessella_p2p.wire.messages import (
     AnswerBody,
     OrchestratorAnswer,
     OrchestratorRequest,
+    ReadIdentity,
     Refused,
     RequestBody,
     Stages,
@@ -165,6 +166,22 @@ class OrchestratorClient:
                 with trio.CancelScope(shield=True):
                     await stream.reset()
         raise HopTimeout(f"the orchestrator {self.orchestrator} said nothing for {TOPOLOGY_SILENCE_S:g} s")
+
+    async def clock_ahead_ms(self, timeout_s: float = ORCHESTRATOR_REQUEST_S) -> int:
+        """How far the orchestrator's clock is ahead of this machine's, to within half a round trip. A cancellation resets the stream.
+
+        Raises:
+            DialError, StreamReset, HopTimeout: as `call`.
+            RemoteProtocolError: the answer is not its answer; a refusal is one, for it is dated as well.
+        """
+        request, _ = self._sealed(ReadIdentity())
+        asked_ms = self._clock.unix_ms()
+        with trio.move_on_after(timeout_s):
+            raw = await self._exchange(request)
+            here_ms = (asked_ms + self._clock.unix_ms()) // 2
+            envelope = open_envelope(raw, ANSWER, now_ms=None, audience=self._key.peer_id, signer=self.orchestrator)
+            return envelope.issued_at - here_ms
+        raise HopTimeout(f"the orchestrator {self.orchestrator} did not answer within {timeout_s:g} s")
 
     def _sealed(self, body: OrchestratorRequest) -> tuple[bytes, int]:
         """A request, and its sequence. Raises `LocalProtocolError` for one that is too long."""
