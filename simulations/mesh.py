@@ -18,7 +18,7 @@ import trio
 
 from simulations.observations import START_MS
 from simulations.recording import RecordingNetwork
-from simulations.toy_model import CONTRACT, MODEL_ID, RECIPE, ROOT, ToyCodec, whole_model_tokens
+from simulations.toy_model import CONTRACT, MODEL_ID, RECIPE, ROOT, ToyCodec, toy_grammars, whole_model_tokens
 from simulations.watching import Watch, WatchedLedger, WatchedOrchestrator
 from tessella_p2p.base.errors import StorageError
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -350,6 +350,7 @@ class SimulatedMesh:
             proof_log=proof_log,
             load=load,
             opens=opens,
+            grammars=toy_grammars(self.model.vocabulary),
         )
 
     def _plan(self, node: SimulatedNode) -> NodePlan:

@@ -58,13 +58,16 @@ class Constraint:
     Args:
         matcher: of llguidance; it belongs to this from now on.
         vocabulary: tokens are below this.
+        end_ids: tokens that end an answer.
     """
 
-    __slots__ = ("_matcher", "_vocabulary")
+    __slots__ = ("_end_ids", "_matcher", "_num_past_end", "_vocabulary")
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: int, end_ids: Collection[int]) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._end_ids = frozenset(end_ids)
+        self._num_past_end = 0  # end tokens behind an answer that nothing can follow: the matcher does not count them
         self._check()
 
     def allowed(self, num_logits: int) -> npt.NDArray[np.bool_]:
@@ -90,7 +93,10 @@ class Constraint:
         """
         if not 0 <= token < self._vocabulary:
             raise _refused(f"token {token} is out of the vocabulary of {self._vocabulary}")
-        self._matcher.consume_token(token)
+        if self._matcher.is_stopped() and token in self._end_ids:
+            self._num_past_end += 1
+        else:
+            self._matcher.consume_token(token)
         self._check()
 
     def take_back(self, count: int) -> None:
@@ -99,8 +105,10 @@ class Constraint:
         Raises:
             InvalidRequest: it has failed before.
         """
-        if count:
-            self._matcher.rollback(count)
+        past_end = min(count, self._num_past_end)
+        self._num_past_end -= past_end
+        if count > past_end:
+            self._matcher.rollback(count - past_end)
         self._check()
 
     def _check(self) -> None:
@@ -155,7 +163,7 @@ class GrammarCompiler:
         if self._trial is not None:
             self._trial(grammar)
         matcher = LLMatcher(self._vocabulary, _in_llguidance(grammar), log_level=0, limits=LLParserLimits(**_LIMITS))
-        constraint = Constraint(matcher, len(self._tokens))
+        constraint = Constraint(matcher, len(self._tokens), self._end_ids)
         for token in answer:
             constraint.accept(token)
         return constraint

@@ -21,7 +21,7 @@ from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.stages.engine import SessionKey, StepInput, StepOutput
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
-from tessella_p2p.wire.messages import Sampling
+from tessella_p2p.wire.messages import Grammar, Sampling
 
 PROMPT = list(range(40))
 
@@ -146,6 +146,13 @@ KINDS_OF_DRAWS: dict[str, Sampling] = {
         seed=2**64 - 1,
         num_top=3,
     ),
+    "a grammar": Sampling(
+        temperature=1.0,
+        grammar=Grammar(
+            kind="lark",
+            text="start: (odd even){500}\nodd: /[0-9a-f]*[13579bdf] /\neven: /[0-9a-f]*[02468ace] /",
+        ),
+    ),
 }
 
 
@@ -180,6 +187,7 @@ async def draws_until_kill(
     scores: list[TokenScores] = []
     fields = params.model_dump()
     num_top = fields.pop("num_top")
+    fields["grammar"] = params.grammar
     request = GenerateRequest(
         model=MODEL_ID,
         prompt_ids=PROMPT,
