@@ -60,6 +60,7 @@ def claim(output_digest: bytes, positions: int = 1) -> Claim:
     return Claim(
         worker=_WORKER,
         requester=PeerId("requester"),
+        payer=PeerId("requester"),
         request_id="request",
         session=bytes(16),
         epoch=0,

@@ -26,10 +26,15 @@ from tessella_p2p.base.limits import AUDIT_LOAD_S, MAX_CANARIES_NAMED
 from tessella_p2p.wire.keys import NodeKey
 
 PEERS = tuple(NodeKey(bytes([index]) * 32).peer_id for index in range(1, 31))
-WORKER, UPSTREAM, DOWNSTREAM, REQUESTER, *OTHERS = PEERS
+WORKER, UPSTREAM, DOWNSTREAM, REQUESTER, PAYER, *OTHERS = PEERS
 ROOT = bytes(32)
 CLAIM = replace(
-    claim(TRUTH, positions=40), worker=WORKER, upstream=UPSTREAM, downstream=DOWNSTREAM, requester=REQUESTER
+    claim(TRUTH, positions=40),
+    worker=WORKER,
+    upstream=UPSTREAM,
+    downstream=DOWNSTREAM,
+    requester=REQUESTER,
+    payer=PAYER,
 )
 NEAR = Tolerances({frozenset({"f32", "torch-f32"}): 7})
 
@@ -63,7 +68,7 @@ def test_the_worker_and_whoever_knows_its_answer_never_audit(never: PeerId, has_
     assert asked(server(never, layers=layers, has_room=has_room)) == []
 
 
-@pytest.mark.parametrize("party", [UPSTREAM, REQUESTER])
+@pytest.mark.parametrize("party", [UPSTREAM, REQUESTER, PAYER])
 def test_whoever_else_is_part_of_the_work_is_asked_last(party: PeerId) -> None:
     replica, roomy = server(OTHERS[0]), server(OTHERS[1], layers=ELSEWHERE, has_room=True)
     near = server(OTHERS[2], recipe="torch-f32@cpu-1")
