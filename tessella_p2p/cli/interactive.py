@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import click
 import platformdirs
@@ -30,6 +32,8 @@ with a space before it."""
 _NEXT = "› "
 _MORE = "  "
 _MAX_LINE_CHARS = 1 << 20
+_LOCAL_MODES = 3
+"""Index of a terminal's local modes in what `termios` gives."""
 
 
 def converse(talk: Talk, mode: Mode, first: str | None = None) -> None:
@@ -84,7 +88,8 @@ class _Listener:
             if line.startswith("/"):
                 self._obey(line.split(maxsplit=1)[0])
             else:
-                self._ask(checked(line.removeprefix(" ") if line.startswith(" /") else line))
+                with _unechoed():
+                    self._ask(checked(line.removeprefix(" ") if line.startswith(" /") else line))
         except KeyboardInterrupt:
             click.echo("(stopped)", err=True)
         except (TessellaError, click.UsageError) as error:
@@ -109,7 +114,7 @@ class _Listener:
 
     def _undo(self) -> None:
         taken = self._talk.take_back()
-        what = "nothing was asked yet" if taken is None else f"taken back: {printable(taken)[:60]}"
+        what = "nothing was asked yet" if taken is None else f"taken back: {printable(' '.join(taken.split()))[:60]}"
         click.echo(f"({what})", err=True)
 
     def _switch_timing(self) -> None:
@@ -119,6 +124,22 @@ class _Listener:
 
     def _leave(self) -> None:
         self.has_left = True
+
+
+@contextmanager
+def _unechoed() -> Iterator[None]:
+    """What is typed during an answer is not mixed into it; it stands at the next prompt."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    silent = [*before[:_LOCAL_MODES], before[_LOCAL_MODES] & ~termios.ECHO, *before[_LOCAL_MODES + 1 :]]
+    termios.tcsetattr(terminal, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def _piped() -> str:

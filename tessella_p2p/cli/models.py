@@ -58,6 +58,19 @@ def list_(models_dir: Path | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: id, path, bytes.")
 def pull_(model_id: str, models_dir: Path | None, as_json: bool) -> None:
     """Bring MODEL_ID to this machine and verify its bytes; a verified copy is left alone."""
+    path = pull_shown(model_id, _folder(models_dir))
+    if as_json:
+        print_json({"id": model_id, "path": str(path), "bytes": path.stat().st_size})
+    else:
+        click.echo(path)
+
+
+def pull_shown(model_id: str, models_dir: Path) -> Path:
+    """Pull a model, with a bar on standard error where that is a terminal; the model's file.
+
+    Raises:
+        ConfigurationError, ArtifactError, StorageError: see `weights.store.pull`.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -68,11 +81,7 @@ def pull_(model_id: str, models_dir: Path | None, as_json: bool) -> None:
             total = None if step.step == "download" and not step.done_bytes else step.total_bytes
             bar.update(task, description=f"{step.step} {model_id}", completed=step.done_bytes, total=total)
 
-        path = pull(model_id, _folder(models_dir), report)
-    if as_json:
-        print_json({"id": model_id, "path": str(path), "bytes": path.stat().st_size})
-    else:
-        click.echo(path)
+        return pull(model_id, models_dir, report)
 
 
 @models.command("terms", epilog=EXIT_STATUS_HELP)

@@ -20,7 +20,7 @@ _MAX_HOPS = 64
 def show_timing(answer: Answer) -> None:
     """Print the times of an answer to standard error; standard output is the answer's alone."""
     console = Console(stderr=True, highlight=False)
-    console.print(Text(summary(answer)))
+    console.print(Text(summary(answer)), soft_wrap=True)
     hops = answer.report.get("route")
     if not isinstance(hops, list) or not hops:
         return

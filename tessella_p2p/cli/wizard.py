@@ -18,6 +18,7 @@ import psutil
 
 from tessella_p2p.base.errors import ConfigurationError, NotAuthorized, TessellaError, TransportError
 from tessella_p2p.base.limits import MIB, MIN_CLAIM_MB
+from tessella_p2p.cli.models import pull_shown
 from tessella_p2p.cli.terminal import printable
 from tessella_p2p.model.recipe import RECIPES
 from tessella_p2p.node.config import NodeConfig, load_config
@@ -26,11 +27,13 @@ from tessella_p2p.node.keystore import load_or_generate_key
 from tessella_p2p.node.served_models import NetworkModel
 from tessella_p2p.node.settings import Given, variables_of
 from tessella_p2p.weights.catalog import CATALOG
-from tessella_p2p.weights.store import pull, resolve
+from tessella_p2p.weights.store import resolve
 
 _CLAIM_STEP_MB = 256
 _PORTS_TRIED = 16
 _MAX_SHOWN_MODELS = 20
+_HERE = "this answer"
+"""Where an answer was given, in the words of an error."""
 ASKED = (
     *("orchestrator_url", "default_model", "vram_mb", "models_dir", "keypair_path", "api_host"),
     *("api_keys", "api_port", "p2p_port"),
@@ -79,7 +82,7 @@ class Answers:
         Raises:
             ConfigurationError: it breaks a rule, which the error names; nothing was taken.
         """
-        answers = {**self.given, name: Given(value, "this answer")}
+        answers = {**self.given, name: Given(value, _HERE)}
         if name == "api_host" and self.needs("api_keys"):  # that is asked next, if this makes it necessary
             answers["api_keys"] = Given("required", "a later answer")
         config = load_config(NodeConfig, flags=answers, environ=self.environ)
@@ -163,7 +166,8 @@ def _ask_orchestrator(answers: Answers, read_models: ReadModels) -> Sequence[Net
     """Ask until an orchestrator answers, or one is to be kept that does not; the models that it serves."""
     while True:
         if answers.needs("orchestrator_url"):
-            _ask(answers, "orchestrator_url", "Orchestrator, as its operator gives it (/ip4/HOST/tcp/PORT/p2p/PEER_ID)")
+            _say("The orchestrator's address, as its operator gives it: /ip4/HOST/tcp/PORT/p2p/PEER_ID")
+            _ask(answers, "orchestrator_url", "Orchestrator")
         _say("  asking it what it serves…")
         try:
             models = read_models(answers.config())
@@ -213,7 +217,7 @@ def _offer_pull(config: NodeConfig) -> None:
         if not click.confirm(f"  {config.default_model} is not there; pull it now ({size})?", default=True, err=True):
             return
         try:
-            pull(config.default_model, config.models_dir, lambda _: None)
+            pull_shown(config.default_model, config.models_dir)
         except TessellaError as failure:
             _say(f"  it was not pulled: {printable(str(failure))}")
         else:
@@ -238,7 +242,8 @@ def _ask(answers: Answers, name: str, text: str, default: object | None = None, 
         try:
             answers.add(name, typed)
         except ConfigurationError as error:
-            _say(f"  {printable(str(error))}")
+            # what was typed stands above it
+            _say(f"  {printable(str(error).partition(f'{_HERE} = ')[2].partition(': ')[2] or str(error))}")
         else:
             return
 
