@@ -6,6 +6,7 @@ which hops, and how many tokens a second came of it. Everything is bounded, what
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -26,6 +27,8 @@ from tessella_p2p.entry.readiness import ModelReadiness
 from tessella_p2p.entry.requests import RequestRecord
 from tessella_p2p.model.coverage import walk
 
+_MOMENT_S = 0.001
+"""Tokens that came closer than this came at once: a clock says no more."""
 FlightState = Literal["waiting", "reading", "answering", "ended"]
 _SERVING: frozenset[PeerStatus] = frozenset({"Healthy", "Saturated"})
 """What holds its layers for new sessions: a saturated stage makes them wait, and is no hole."""
@@ -105,7 +108,7 @@ def picture_json(
         flights: requests of the last minutes: those in flight oldest first, those that ended newest first.
         now_ms: Unix milliseconds.
     """
-    stages = sorted(_stages_of(status, peers), key=_drawn_order)
+    stages = _drawn_first(_stages_of(status, peers))
     total = status.total_layers or max((stage.layers.end for stage in stages), default=0)
     in_flight = [flight for flight in flights if flight.end is None]
     ended = [flight for flight in flights if flight.end is not None]
@@ -126,7 +129,7 @@ def picture_json(
         "coverage": _coverages(stages, total, status.recipe),
         "stages": [_stage_json(stage) for stage in stages[:MAX_PICTURED_STAGES]],
         "num_stages": len(stages),
-        "statuses": _counts(stage.status for stage in stages),
+        "statuses": Counter(stage.status for stage in stages),
         "flights": [_flight_json(flight) for flight in in_flight[:MAX_PICTURED_FLIGHTS]],
         "num_flights": len(in_flight),
         "ended": [_flight_json(flight) for flight in ended[:MAX_PICTURED_ENDED]],
@@ -155,7 +158,7 @@ def token_rates(flights: Iterable[Flight], seconds: int = PICTURED_RATE_S) -> li
             continue
         first, last = max(first, 0.0), max(last, 0.0)
         span_s = first - last
-        if span_s <= 0 or flight.num_tokens == 1:
+        if span_s < _MOMENT_S or flight.num_tokens == 1:
             if last < seconds:
                 rates[int(last)] += flight.num_tokens
             continue
@@ -197,9 +200,15 @@ def _stages_of(status: NodeStatus, peers: Sequence[PeerView]) -> list[_Stage]:
     return stages
 
 
-def _drawn_order(stage: _Stage) -> tuple[object, ...]:
-    """What is cut off at the bound is what serves least; otherwise by layers, and a peer keeps its place."""
-    return (not stage.serves, _BY_USE.index(stage.status), stage.layers, stage.peer_id)
+def _drawn_first(stages: Iterable[_Stage]) -> list[_Stage]:
+    """In the order of their use to the mesh: what is cut off at the bound is what serves least, and replicas evenly over the layers."""
+    by_use = sorted(stages, key=lambda each: (not each.serves, _BY_USE.index(each.status), each.layers, each.peer_id))
+    replicas: Counter[tuple[bool, LayerRange]] = Counter()
+    ranked = []
+    for stage in by_use:
+        replicas[stage.serves, stage.layers] += 1
+        ranked.append((replicas[stage.serves, stage.layers], stage))
+    return [stage for _, stage in sorted(ranked, key=lambda each: (not each[1].serves, each[0]))]
 
 
 def _coverages(stages: Sequence[_Stage], total: int, own_recipe: str | None) -> list[dict[str, Any]]:
@@ -235,13 +244,6 @@ def _segments(ranges: Sequence[LayerRange], total: int) -> list[dict[str, Any]]:
         replicas += changes[start]
         segments.append({"layers": (start, end), "replicas": replicas})
     return segments
-
-
-def _counts(statuses: Iterable[PeerStatus]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for status in statuses:
-        counts[status] = counts.get(status, 0) + 1
-    return counts
 
 
 def _stage_json(stage: _Stage) -> dict[str, Any]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import trio
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from starlette.types import ASGIApp
 
+from tessella_p2p.base.errors import Overloaded
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.bridge.app import create_app
 from tessella_p2p.bridge.node_view import Credits, DeviceHealth, NodeStatus, PeerStatus, PeerView, ProofCounts
@@ -29,7 +32,12 @@ from tests.bridge.bridge_doubles import SpeakingEntry, StaticNode
 MODEL = "smollm2-135m-instruct"
 TOTAL_LAYERS = 30
 RECIPE = "f32-x86"
+OWN_ID = PeerId("12D3KooWQf5vWbYvK1xJp8nLr2mTtHcZ9eGdUaSoPi4hXeRy")
+READY = ModelReadiness("ready", 2.0)
+EVERYBODY = Caller()
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+PATIENCE_MS = 30_000.0
+"""Of a look at a page; a busy machine is slow."""
 ATTACK = '<img src=x onerror="window.fired=1"><script>window.fired=1</script>'
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -45,29 +53,80 @@ def browser_path() -> str | None:
     return named or next((path for path in map(shutil.which, _BROWSERS) if path), None)
 
 
-@contextmanager
-def running_browser(path: str) -> Iterator[Browser]:
-    """A browser with an empty profile that talks to loopback alone."""
-    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
-        environment: dict[str, str | float | bool] = {**os.environ, "HOME": home, "XDG_CONFIG_HOME": home}
-        browser = playwright.chromium.launch(executable_path=path, args=list(_FLAGS), env=environment)
-        try:
-            yield browser
-        finally:
-            browser.close()
-
-
 @dataclass
-class Complaints:
-    """What a page's console and its requests said that they should not."""
+class Visit:
+    """One page in a context of its own, and what its console, its scripts and its requests said."""
 
-    lines: list[str] = field(default_factory=list)
+    page: Page
+    complaints: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
 
-    def listen(self, page: Page) -> None:
-        page.on("console", lambda message: self.lines.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: self.lines.append(str(error)))
-        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+    def __post_init__(self) -> None:
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+
+    def shoot(self, name: str, *, whole: bool = True) -> None:
+        """Keep a picture of the page for whoever looks at what the tests saw."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole, animations="disabled")
+
+
+class BrowserThread:
+    """A browser with an empty profile, in a thread of its own: the asyncio loop of Playwright and those of trio stay apart."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Browser], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="browser", daemon=True)
+
+    def __enter__(self) -> BrowserThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+            environment: dict[str, str | float | bool] = {**os.environ, "HOME": home, "XDG_CONFIG_HOME": home}
+            with playwright.chromium.launch(executable_path=self._path, args=list(_FLAGS), env=environment) as browser:
+                expect.set_options(timeout=PATIENCE_MS)
+                while (job := self._jobs.get()) is not None:
+                    work, outcome = job
+                    try:
+                        outcome.set_result(work(browser))
+                    except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for it
+                        outcome.set_exception(error)
+
+    def visit(
+        self,
+        url: str,
+        look: Callable[[Visit], None],
+        *,
+        dark: bool = False,
+        width: int = 1200,
+        height: int = 900,
+        complaints: Sequence[str] = (),
+    ) -> None:
+        """Open ``url`` and ``look`` at it; anything on the console but ``complaints``, and any other host asked, fails."""
+
+        def work(browser: Browser) -> None:
+            with browser.new_context(
+                viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+            ) as context:
+                context.set_default_timeout(PATIENCE_MS)
+                visit = Visit(context.new_page())
+                visit.page.goto(url)
+                look(visit)
+                assert visit.hosts <= {urlsplit(url).netloc}
+                unexpected = [line for line in visit.complaints if not any(known in line for known in complaints)]
+                assert not unexpected
+
+        outcome: Future[None] = Future()
+        self._jobs.put((work, outcome))
+        outcome.result(timeout=120.0)
 
 
 class BridgeThread:
@@ -114,8 +173,8 @@ class PaperNode(StaticNode):
     """A node that sees the stages that the test gives it; ``own`` is its peer id."""
 
     stages: Sequence[PeerView] = ()
-    own: PeerId = PeerId("12D3KooWQf5vWbYvK1xJp8nLr2mTtHcZ9eGdUaSoPi4hXeRy")
-    readiness: ModelReadiness = ModelReadiness("ready", 2.0)
+    own: PeerId = OWN_ID
+    readiness: ModelReadiness = READY
 
     def status(self) -> NodeStatus:
         ranges = tuple(each for stage in self.stages if stage.peer_id == self.own for each in stage.layer_ranges)
@@ -153,7 +212,7 @@ def peer(
 
 
 HEAD, MIDDLE, TAIL = peer("h3aQdT", 0, 12, queue_depth=2), peer("mZ7nPk", 12, 22), peer("tW5vYs", 22, 30)
-OWN = replace(peer("own", 0, 12), peer_id=PaperNode.own)
+OWN = replace(peer("own", 0, 12), peer_id=OWN_ID)
 WHOLE_MESH = (
     *(OWN, HEAD, MIDDLE, TAIL),
     peer("r2SatU", 12, 30, "Saturated", queue_depth=4),
@@ -177,7 +236,7 @@ def fly(
     per_s: float = 25.0,
     end: str | None = None,
     route: tuple[HopReport, ...] = ROUTE,
-    caller: Caller = Caller(),
+    caller: Caller = EVERYBODY,
     reroutes: int = 0,
 ) -> Trail:
     """Write a request into ``book`` that came ``age_s`` ago, and had ``tokens`` since."""
@@ -186,6 +245,8 @@ def fly(
     trail.granted(name, "Standard", 0.02, paid=True)
     trail.placed(0.03)
     for epoch in range(reroutes + 1):
+        if epoch:
+            trail.rerouted(Overloaded("the stage is full"), 0.04)
         trail.opened(epoch, lambda: route, 0.05)
     for index in range(tokens):
         trail.token(0.3 + index / per_s)
