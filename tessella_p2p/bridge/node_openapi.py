@@ -267,9 +267,8 @@ def _operation(each: Operation, schemas: _Schemas) -> Json:
     answered: Json = {each.media_type: {"schema": _answer(each, schemas)}}
     said = "the answer"
     if each.chunk is not None:
-        answered[_EVENTS] = {"schema": s.TEXT}
-        name = schemas.of(each.chunk).get("$ref", "").rpartition("/")[2]
-        said = f"the answer; with `stream` server-sent events, each a `{name}`"
+        answered[_EVENTS] = {"schema": _event(schemas.of(each.chunk)["$ref"].rpartition("/")[2])}
+        said = "the answer; with `stream` server-sent events"
     codes = (*_ALWAYS, *each.codes, *(_WITH_BODY if each.body is not None else ()))
     operation: Json = {
         "operationId": _operation_id(each.method, each.path),
@@ -291,6 +290,15 @@ def _operation(each: Operation, schemas: _Schemas) -> Json:
     if parameters:
         operation["parameters"] = parameters
     return operation
+
+
+def _event(chunk: str) -> Json:
+    """One server-sent event. Its data is described in words: the last one, ``[DONE]``, is no JSON."""
+    data = {
+        **s.TEXT,
+        "description": f"a `{chunk}` as JSON, or an `{_ERROR}`; behind the last of OpenAI's shapes `[DONE]`",
+    }
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _answer(each: Operation, schemas: _Schemas) -> Json:

@@ -72,6 +72,15 @@ STATUS: Final = fields(
     state=TEXT,
     model=maybe(TEXT, "the configured model"),
     models=listed(TEXT),
+    readiness=maybe(
+        fields(
+            "Whether the configured model is answered for.",
+            state=TEXT,
+            proven_secs_ago=maybe(NUMBER, "null where no route was ever proven"),
+            missing_layers=listed(LAYERS),
+        ),
+        "null without a model",
+    ),
     layer_ranges=listed(LAYERS),
     assignment=maybe(_ASSIGNMENT, "null before there is one"),
     recipe=maybe(TEXT, "null without a stage"),
