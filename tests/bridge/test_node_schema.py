@@ -32,7 +32,7 @@ _SCHEMA = schemathesis.openapi.from_dict(
         },
     }
 )
-# Its other phase tries each bound of each field by itself, on every route anew: 1,700 calls. That is done by name in the tests of each route.
+# Its other phase tries each bound of each field by itself, anew on each route: 1,700 calls. The tests of each route do that by name.
 _SCHEMA.config.phases.coverage.enabled = False
 
 
