@@ -64,13 +64,13 @@ def test_the_bytes_of_an_answers_tokens_are_its_text(artifact: Artifact) -> None
 
 async def test_a_model_says_what_it_can_be_asked_for(artifact: Artifact, tmp_path: Path) -> None:
     codec = ArtifactCodec(artifact, SystemClock())
-    assert codec.features == ModelFeatures(False, False, artifact.config.context_length)
+    assert codec.features == ModelFeatures(False, False, artifact.config.context_length, 576)
     for refused in (codec.encode_gap("a", "b"), codec.encode_chat([{"role": "user", "content": "x"}], [TOOL])):
         with pytest.raises(InvalidRequest):
             await refused
     with Artifact.open(write_fim_artifact(tmp_path)) as other:
         able = ArtifactCodec(other, SystemClock())
-        assert able.features == ModelFeatures(True, True, CONTEXT_LENGTH)
+        assert able.features == ModelFeatures(True, True, CONTEXT_LENGTH, 64)
         assert await able.encode_gap("a", "b") == other.tokenizer.encode_gap("a", "b")
         told = other.tokenizer.decode(await able.encode_chat([{"role": "user", "content": "x"}], [TOOL]))
     assert '"name": "weather"' in told
