@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.dashboard.dashboard_world import BrowserThread, browser_path
+from tests.dashboard.dashboard_world import BrowserThread, a_browser
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +21,5 @@ def logs() -> Iterator[list[MutableMapping[str, Any]]]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[BrowserThread]:
     """A Chromium, where this machine has one."""
-    path = browser_path()
-    if path is None:
-        pytest.skip("no Chromium here (Debian: apt-get install chromium), so nobody looks at the pages")
-    with BrowserThread(path) as browser:
+    with a_browser() as browser:
         yield browser

@@ -7,14 +7,16 @@ import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 import trio
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from starlette.types import ASGIApp
@@ -38,6 +40,7 @@ EVERYBODY = Caller()
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 PATIENCE_MS = 30_000.0
 """Of a look at a page; a busy machine is slow."""
+VISIT_S = 300.0
 ATTACK = '<img src=x onerror="window.fired=1"><script>window.fired=1</script>'
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -126,7 +129,17 @@ class BrowserThread:
 
         outcome: Future[None] = Future()
         self._jobs.put((work, outcome))
-        outcome.result(timeout=120.0)
+        outcome.result(timeout=VISIT_S)
+
+
+@contextmanager
+def a_browser() -> Iterator[BrowserThread]:
+    """For a session's fixture; without a Chromium its tests are skipped."""
+    path = browser_path()
+    if path is None:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium), so nobody looks at the pages")
+    with BrowserThread(path) as browser:
+        yield browser
 
 
 class BridgeThread:

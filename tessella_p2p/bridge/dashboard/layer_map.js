@@ -66,7 +66,7 @@ class Band {
     this.lanes = lanes.slice(0, MAX_LANES);
     this.flights = withFlights ? picture.flights.filter((flight) => flight.route.length).slice(0, MAX_FLIGHTS) : [];
     this.passed = new Map();
-    for (const { peer_id: peer } of picture.flights.flatMap((flight) => flight.route)) {
+    for (const peer of picture.flights.flatMap((flight) => [...new Set(flight.route.map((hop) => hop.peer_id))])) {
       this.passed.set(peer, (this.passed.get(peer) ?? 0) + 1);
     }
   }

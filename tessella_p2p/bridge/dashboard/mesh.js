@@ -40,6 +40,7 @@ function lost(why, pauseS) {
 function show(picture) {
   shown = picture;
   document.body.classList.remove("lost");
+  document.body.classList.add("shown");
   say(byId("link"), "live");
   verdict(picture);
   const { model, coverage, stages, num_stages: numStages, flights, ended, tokens_per_s: rate } = picture;
