@@ -17,7 +17,7 @@ from tessella_p2p.model.grammar import GrammarCompiler
 from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput, StepOutput
 from tessella_p2p.stages.pooling import Pool
 from tessella_p2p.stages.sampler import Sampler
-from tessella_p2p.stages.toy import ToyEngine, ToyModel
+from tessella_p2p.stages.toy import HIDDEN_SIZE, ToyEngine, ToyModel
 from tessella_p2p.wire.frames import DType
 from tessella_p2p.wire.messages import Grammar, Sampling
 
@@ -62,8 +62,8 @@ class ToyCodec:
 
     @property
     def features(self) -> ModelFeatures:
-        """None but text."""
-        return ModelFeatures(fill_in_the_middle=False, tools=False, context_length=MAX_POSITIONS)
+        """None but text and vectors."""
+        return ModelFeatures(False, False, context_length=MAX_POSITIONS, embedding_length=HIDDEN_SIZE)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
