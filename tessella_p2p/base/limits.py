@@ -257,6 +257,8 @@ MAX_PROOF_BATCH_BYTES = 192 * KIB
 
 # HTTP
 MAX_HTTP_BODY_BYTES = 2 * MIB
+MAX_HTTP_HEAD_BYTES = 16 * KIB
+"""Request line and headers."""
 HTTP_BODY_TIMEOUT_S = 30.0
 """From a request's head to the end of its body."""
 HTTP_SEND_TIMEOUT_S = 20.0

@@ -44,10 +44,19 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
 from hypercorn.utils import parse_socket_addr
 
-from tessella_p2p.base.limits import HTTP_KEEP_ALIVE_S, HTTP_LINGER_S, HTTP_SEND_TIMEOUT_S, KIB
+from tessella_p2p.base.limits import (
+    HTTP_KEEP_ALIVE_S,
+    HTTP_LINGER_S,
+    HTTP_SEND_TIMEOUT_S,
+    KIB,
+    MAX_HTTP_HEAD_BYTES,
+)
+from tessella_p2p.bridge.errors import shaped_error
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 _RECEIVE_BYTES = 64 * KIB
+_HEAD_TOO_LARGE = 431
+_PROTOCOL_CODES = {_HEAD_TOO_LARGE: "headers_too_large"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +247,17 @@ class _AppTasks:
 
 
 class _Http11Only(H11Protocol):
-    """hypercorn's HTTP/1.1 protocol without its ways into HTTP/2 and WebSockets."""
+    """hypercorn's HTTP/1.1 protocol without its ways into HTTP/2 and WebSockets; its own refusals have our shape of an error."""
 
     async def _check_protocol(self, event: h11.Request) -> None:
         return None
 
     async def _create_stream(self, request: h11.Request) -> None:
+        size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+        if size > MAX_HTTP_HEAD_BYTES:  # h11 bounds only what comes in pieces
+            await self._send_error_response(_HEAD_TOO_LARGE)
+            await self.send(Closed())
+            return
         if any(name == b"upgrade" for name, _ in request.headers):
             request = h11.Request(
                 method=request.method,
@@ -252,3 +266,20 @@ class _Http11Only(H11Protocol):
                 http_version=request.http_version,
             )
         await super()._create_stream(request)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        said = (
+            f"the request line and headers are larger than the {MAX_HTTP_HEAD_BYTES} bytes that this node accepts"
+            if status_code == _HEAD_TOO_LARGE
+            else "this is no HTTP/1.1 request"
+        )
+        body = shaped_error(status_code, said, _PROTOCOL_CODES.get(status_code, "invalid_request")).json()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())

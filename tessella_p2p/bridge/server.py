@@ -16,7 +16,7 @@ from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp
 
 from tessella_p2p.base.errors import ConfigurationError, PortInUseError
-from tessella_p2p.base.limits import HTTP_GRACE_S, MAX_HTTP_CONNECTIONS
+from tessella_p2p.base.limits import HTTP_GRACE_S, MAX_HTTP_CONNECTIONS, MAX_HTTP_HEAD_BYTES
 from tessella_p2p.bridge.connection import Connection, ConnectionLimits
 from tessella_p2p.bridge.errors import raw_refusal
 
@@ -98,6 +98,7 @@ def _url_of(listener: trio.SocketListener) -> str:
 def _http11_config() -> Config:
     config = Config()
     config.include_server_header = False
+    config.h11_max_incomplete_size = MAX_HTTP_HEAD_BYTES
     # The node's structlog is the log: hypercorn's own writes to stderr, and its access log repeats lines.
     config.accesslog = None
     config.errorlog = None

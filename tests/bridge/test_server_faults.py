@@ -240,6 +240,29 @@ async def test_a_head_that_does_not_come_ends_the_connection() -> None:
         await client.aclose()
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_huge_head_is_a_431_in_the_shape_of_errors(at_once: bool) -> None:
+    async with running(run_ours, app_for(SpeakingEntry())) as server:
+        client = await connect(server)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 2\r\nx: " + b"a" * 17_000
+        with trio.fail_after(PATIENCE_S):
+            await client.send_all(head + (b"\r\n\r\n{}" if at_once else b""))
+            answer = await receive_until(client, b"headers_too_large")
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"content-type: application/json" in answer
+        await client.aclose()
+
+
+async def test_what_is_no_http_is_a_400_in_the_shape_of_errors() -> None:
+    async with running(run_ours, app_for(SpeakingEntry())) as server:
+        client = await connect(server)
+        with trio.fail_after(PATIENCE_S):
+            await client.send_all(b"\x16\x03\x01\r\n\r\n")
+            answer = await receive_until(client, b"invalid_request")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        await client.aclose()
+
+
 async def test_garbage_and_huge_heads_end_their_connection_only() -> None:
     async with running(run_ours, app_for(SpeakingEntry())) as server:
         for garbage in (
