@@ -45,7 +45,7 @@ def toy_grammars(vocabulary: int) -> GrammarCompiler:
     """Grammars over a toy's words. The last token ends an answer, for grammars alone: ask for more words than the answer may have."""
     words = [ToyText().push(token).encode() for token in range(vocabulary)]
     ids = {word.decode(): token for token, word in enumerate(words)}
-    return GrammarCompiler(words, (), [vocabulary - 1], lambda text: [ids[f"{word} "] for word in text.split()])
+    return GrammarCompiler(words, (), [vocabulary - 1], lambda text: [ids.get(f"{word} ", 0) for word in text.split()])
 
 
 class ToyCodec:

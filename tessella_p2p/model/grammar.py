@@ -47,6 +47,7 @@ _LIMITS: Final[Mapping[str, Any]] = {
 JSON_WHITESPACE: Final = r"[ ]?|\n[ ]{0,16}"
 """Between the parts of a JSON text: what writers of JSON put there, and never so much that a model could go on with it for ever. A
 schema may say something else in its ``x-guidance``; one within a grammar in Lark has to."""
+_NOTHING_LEFT: Final = "no token of this model can follow"
 _REASON_ENDS: Final = ("\n<backtrace>", "\n<state>", "\n<non-verbose/>")
 
 
@@ -82,7 +83,7 @@ class Constraint:
         known = min(num_logits, self._vocabulary)
         allowed[:known] = np.unpackbits(bits, count=known, bitorder="little")
         if not allowed.any():
-            raise _refused("no token of this model can follow")
+            raise _refused(_NOTHING_LEFT)
         return allowed
 
     def accept(self, token: int) -> None:
@@ -123,7 +124,7 @@ class GrammarCompiler:
         tokens: the bytes of each token, by id; of a control token its text.
         control: ids of control tokens.
         end_ids: tokens that end an answer; at least one, or no answer could ever end.
-        encode: the ids that the model's tokenizer gives for a text.
+        encode: the ids that the model's tokenizer gives for a text; raises nothing.
         trial: compiles a grammar elsewhere first, and raises `InvalidRequest` where that takes too much; None where all grammars are
             trusted.
     """
@@ -210,6 +211,10 @@ def _in_llguidance(grammar: Grammar) -> str:
 
 
 def _refused(reason: str) -> InvalidRequest:
+    if reason.startswith("panic:"):  # the rest of it is about the inside of llguidance
+        reason = "llguidance failed over it"
+    elif reason == "NoExtensionBias":
+        reason = _NOTHING_LEFT
     for end in _REASON_ENDS:
         reason = reason.partition(end)[0]
     return InvalidRequest(f"the grammar: {reason.strip()[:MAX_GRAMMAR_REASON_CHARS]}", "grammar")

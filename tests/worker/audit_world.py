@@ -11,8 +11,10 @@ from typing import Any
 import trio
 
 from simulations.mesh import SimulatedClock
+from simulations.toy_model import toy_grammars
 from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import ORCHESTRATOR_REQUEST_S
+from tessella_p2p.ledger.blocking import in_place
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork, constant_latency
 from tessella_p2p.net.virtual_clock import VirtualClock
@@ -21,7 +23,7 @@ from tessella_p2p.stages.engine import Sampled, SessionKey, StageEngine, StepInp
 from tessella_p2p.stages.history import History, TrackKey
 from tessella_p2p.stages.hop_links import HopLinks
 from tessella_p2p.stages.opening import StageIdentity, open_hash
-from tessella_p2p.stages.sampler import sampler_of
+from tessella_p2p.stages.sampler import answer_of, sampler_of
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.toy import ToyEngine, ToyModel
 from tessella_p2p.wire import messages as m
@@ -30,11 +32,13 @@ from tessella_p2p.wire.frames import DType, Flag, Frame, Kind, encode_frame
 from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.worker.auditing import Auditor
 from tessella_p2p.worker.context import StageContext
+from tessella_p2p.worker.grammars import Grammars
 from tessella_p2p.worker.guest_stage import GuestStage
 from tessella_p2p.worker.history_server import HistoryServer
 from tests.stages.openings import ENTRY, ORCHESTRATOR, ROOT, STAGES, key_of, open_body
 
 TOY = ToyModel(6, vocabulary=256)
+GRAMMARS = toy_grammars(TOY.vocabulary)
 RANGES = (LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, 6))
 AUDITOR = key_of("auditor")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -115,7 +119,9 @@ def play(
     key = SessionKey(SessionId(body.session), body.epoch)
     for engine in engines:
         engine.open_session(key, body.max_positions)
-    sampler = sampler_of(body, engines[-1].vocabulary)
+    grammar = body.sampling.grammar
+    constraint = None if grammar is None else GRAMMARS.compile(grammar, answer_of(body))
+    sampler = sampler_of(body, engines[-1].vocabulary, constraint)
     frames: list[list[Frame]] = [[] for _ in engines]
     tokens: list[tuple[int, int]] = []
     steps = [list(prompt[sum(cuts[:i]) : sum(cuts[: i + 1])]) for i in range(len(cuts))]
@@ -282,7 +288,8 @@ async def audit_world(
         service = StageService(load(own), inline=inline)
         await nursery.start(service.run)
         links = HopLinks(network)
-        context = StageContext(network, AUDITOR, date, ClockSequencer(), links, _NoProofs())
+        grammars = Grammars(GRAMMARS, in_place)
+        context = StageContext(network, AUDITOR, date, ClockSequencer(), links, _NoProofs(), grammars=grammars)
         identity = StageIdentity(
             peer_id=AUDITOR.peer_id,
             manifest_root=ROOT,

@@ -30,7 +30,7 @@ from tessella_p2p.wire.envelope import peek_sequence, seal
 from tessella_p2p.wire.frames import DType, Flag, Frame, Kind, TraceEntry, encode_frame
 from tessella_p2p.worker import history_reader
 from tests.model.tiny_gguf import write_tiny_llama
-from tests.stages.openings import STAGES, key_of
+from tests.stages.openings import ENTRY, STAGES, key_of
 from tests.worker.audit_world import (
     AUDIT_ID,
     AUDITOR,
@@ -54,6 +54,14 @@ LAYERS = [LayerRange(0, 1), LayerRange(1, 2), LayerRange(2, 3)]
 CANARY = PeerId(key_of("canary").peer_id)
 PENALTIES = m.Sampling(
     temperature=0.9, top_k=40, top_p=0.9, seed=7, presence_penalty=0.5, repetition_penalty=1.2, logit_bias=((3, 2.0),)
+)
+
+WORDS = m.Sampling(
+    temperature=1.0,
+    seed=5,
+    grammar=m.Grammar(
+        kind="lark", text="start: (odd even){50}\nodd: /[0-9a-f]?[13579bdf] /\neven: /[0-9a-f]?[02468ace] /"
+    ),
 )
 
 
@@ -80,6 +88,51 @@ async def test_an_honest_worker_is_matched_bit_for_bit(clock: VirtualClock, stag
             audit_id=AUDIT_ID, outcome="computed", output_digest=played.output_digest(stage, played.positions())
         )
         assert world.service.num_sessions == 0, "an audit leaves no session behind"
+
+
+@pytest.mark.parametrize("known", [0, 1])
+async def test_draws_that_follow_a_grammar_are_repeated_and_one_that_does_not_is_found(
+    clock: VirtualClock, known: int
+) -> None:
+    """``known``: of an answer that an earlier epoch began."""
+
+    def lie(stage: int, position: int, output: bytes) -> bytes:
+        return bytes([output[0] ^ 1]) + output[1:] if (stage, position) == (2, len(PROMPT) + 2) else output
+
+    changes: dict[str, Any] = {
+        "sampling": WORDS,
+        "history": (33).to_bytes(4, "little") * known,
+        "history_answer": known,
+    }
+    true, wrong = play(**changes), play(**changes, lie=lie)
+    assert [token % 2 for _, token in true.tokens] == [(known + i + 1) % 2 for i in range(5)]
+    async with audit_world(clock, ROLES["tail"]) as world:
+        for played, is_honest in ((true, True), (wrong, False)):
+            world.keep(played)
+            report = await world.audit(world.order(played))
+            assert report.outcome == "computed"
+            assert (report.output_digest == played.output_digest(2, played.positions())) == is_honest
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("start: (", "Expected token"), ("start: /[0-9a-f]?[0-9a-f] / /x|y/", "no token of this model")],
+    ids=["no grammar", "a draw that nothing is left for"],
+)
+async def test_what_cannot_be_followed_here_is_inconclusive_and_nobodys_fault(
+    clock: VirtualClock, text: str, reason: str
+) -> None:
+    played = play(sampling=m.Sampling(temperature=1.0))
+    follows = m.Sampling(grammar=m.Grammar(kind="lark", text=text))
+    body = played.body.model_copy(update={"sampling": follows})
+    played = replace(played, body=body, opened=seal(ENTRY, m.CHAIN_OPEN, body, sequence=1, now_ms=1))
+    async with audit_world(clock, ROLES["tail"]) as world:
+        world.keep(played)
+        report = await world.audit(world.order(played))
+        assert (report.outcome, report.code, report.withheld_by) == ("inconclusive", "invalid_request", None)
+        assert report.reason is not None
+        assert reason in report.reason
+        assert world.service.num_sessions == 0
 
 
 async def test_a_whole_model_on_one_worker_is_audited_by_what_its_entry_kept(clock: VirtualClock) -> None:
