@@ -10,10 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tessella_p2p.base.limits import MAX_STAGES
 
-BAR_CHARS = 40
+BAR_CHARS = 32
 _MAX_EPOCHS = 64
 _MAX_UNIX_MS = 253_402_300_799_999
 """The last millisecond of the year 9999, where calendars here end."""
+_SHORTEST_MS = 0.5
+"""What took less is no wait that anybody asks about."""
 
 
 class _Told(BaseModel):
@@ -85,7 +87,7 @@ class Row:
 
 
 def rows_of(told: Told) -> list[Row]:
-    """What a request did, one after the other; waits that took no time are left out."""
+    """What a request did, one after the other; what took no time is left out."""
     rows, at = [], 0.0
     for what, until in (
         ("prompt rendered and counted", told.tokenised_ms),
@@ -100,7 +102,7 @@ def rows_of(told: Told) -> list[Row]:
             rows.append(Row("wait for a route", at, epoch.opened_ms))
         at = last_ms(told) if epoch.ended_ms is None else epoch.ended_ms
         rows.extend(_epoch_rows(told, epoch, at))
-    return rows
+    return [row for row in rows if row.end_ms - row.start_ms >= _SHORTEST_MS]
 
 
 def _epoch_rows(told: Told, epoch: Epoch, until: float) -> Iterator[Row]:

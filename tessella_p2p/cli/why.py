@@ -87,8 +87,8 @@ def _times(told: Told) -> Table:
     span_ms = last_ms(told)
     table = Table(box=None, pad_edge=False)
     table.add_column("step", no_wrap=True)
-    table.add_column("from ms", justify="right")
-    table.add_column("ms", justify="right")
+    table.add_column("from ms", justify="right", no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for row in rows_of(told):
         table.add_row(

@@ -38,6 +38,7 @@ from tessella_p2p.wire.keys import SEED_BYTES, NodeKey
 
 _PATIENCE_S = 12.0
 _HTTP_S = 5.0
+_MAX_REASON_CHARS = 160
 _UNEASY_SKEW_MS = 5_000
 Status = Mapping[str, Any]
 """A node's ``/status``."""
@@ -144,7 +145,7 @@ async def _check_orchestrator(client: OrchestratorClient, config: NodeConfig, *,
         ahead_ms = await client.clock_ahead_ms(_PATIENCE_S)
     except TransportError as error:
         fix = "start it, or mend orchestrator_url; `tessella-p2p keys show --role orchestrator` says its peer id"
-        return [level("orchestrator", f"{name} cannot be reached, or is another peer: {error}", fix)]
+        return [level("orchestrator", f"{name} cannot be reached, or is another peer: {_short(error)}", fix)]
     except RemoteProtocolError as error:
         return [
             level("orchestrator", f"{name} answers what it may not: {error}", "bring both machines to the same version")
@@ -211,10 +212,16 @@ async def _check_bootstrap(network: Network, address: str) -> Finding:
     except trio.TooSlowError:
         reason = "it did not answer in time"
     except TransportError as error:
-        reason = str(error)
+        reason = _short(error)
     else:
         return ok("bootstrap", f"{parse_peer_address(address).peer_id} answers")
     return warning("bootstrap", f"{address}: {reason}", "start it, or take its line out of bootstrap")
+
+
+def _short(error: TessellaError) -> str:
+    """The libraries' chains of reasons repeat themselves."""
+    text = str(error)
+    return text if len(text) <= _MAX_REASON_CHARS else f"{text[:_MAX_REASON_CHARS]}…"
 
 
 def _check_discovery(config: NodeConfig, findings: list[Finding]) -> list[Finding]:
