@@ -211,10 +211,11 @@ def _in_llguidance(grammar: Grammar) -> str:
 
 
 def _refused(reason: str) -> InvalidRequest:
+    for end in _REASON_ENDS:
+        reason = reason.partition(end)[0]
+    reason = reason.strip()
     if reason.startswith("panic:"):  # the rest of it is about the inside of llguidance
         reason = "llguidance failed over it"
     elif reason == "NoExtensionBias":
         reason = _NOTHING_LEFT
-    for end in _REASON_ENDS:
-        reason = reason.partition(end)[0]
-    return InvalidRequest(f"the grammar: {reason.strip()[:MAX_GRAMMAR_REASON_CHARS]}", "grammar")
+    return InvalidRequest(f"the grammar: {reason[:MAX_GRAMMAR_REASON_CHARS]}", "grammar")
