@@ -9,22 +9,11 @@ import trio
 
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.entry.api import ModelFeatures
+from tessella_p2p.entry.text import TextDecoder
 from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.tokenizer import IncrementalDecoder
 from tessella_p2p.wire.messages import Grammar
-
-
-class TextDecoder(Protocol):
-    """Turns tokens into text as they come."""
-
-    def push(self, token_id: int) -> str:
-        """Text that is complete with this token."""
-        ...
-
-    def flush(self) -> str:
-        """What is left at the end."""
-        ...
 
 
 class PromptCodec(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Collection
-from typing import Literal, Protocol
+from typing import Protocol
 
 import structlog
 import trio
@@ -35,7 +35,7 @@ from tessella_p2p.entry.plan import SessionPlan
 from tessella_p2p.entry.report import Timing, hop_added_ms_p50, hop_reports
 from tessella_p2p.entry.requests import Trail
 from tessella_p2p.entry.routes import Route
-from tessella_p2p.entry.text import StopFilter
+from tessella_p2p.entry.text import AnswerText
 from tessella_p2p.stages.engine import Sampled
 from tessella_p2p.stages.pooling import Pooled
 
@@ -106,15 +106,14 @@ class Session:
         self._tier = tier
         self._trail = trail
         self._proved_at = -math.inf
-        self._filter = StopFilter(request.stop)
-        self._decoder = host.codec.decoder()
+        self._text = AnswerText(host.codec.decoder(), request.stop, host.codec.end_ids, prepared.max_tokens)
+        self._sampled = self._text.token_ids  # it grows
         self._chain: Chain | None = None
         self._recipe = ""
         self._epoch = 0
         self._full_since: float | None = None  # since then only full stages were met
         self._full_pause_s = _POLL_S
         self._full_peers: set[PeerId] = set()
-        self._sampled: list[int] = []
         self._failed_ahead: TessellaError | None = None
         self._timing = Timing(began=trio.current_time())
 
@@ -156,24 +155,17 @@ class Session:
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Deltas, then one `Finished`."""
-        reason: Literal["stop", "length"] = "length"
-        while len(self._sampled) < self._prepared.max_tokens:
+        while self._text.reason is None:
             sampled = await self._next()
             assert isinstance(sampled, Sampled)  # the chain takes nothing else
-            token = sampled.token_id
-            if token in self._host.codec.end_ids:
-                reason = "stop"
+            text = self._text.push(sampled.token_id)
+            if text is None:
                 break
-            self._sampled.append(token)
             self._host.count_token()
-            text = self._filter.feed(self._decoder.push(token))
-            if not self._filter.stopped and len(self._sampled) < self._prepared.max_tokens:
+            if self._text.reason is None:
                 await self._send_ahead()
-            yield Delta(text, (token,), self._scores(sampled))
-            if self._filter.stopped:
-                reason = "stop"
-                break
-        rest = "" if self._filter.stopped else self._filter.feed(self._decoder.flush()) + self._filter.flush()
+            yield Delta(text, (sampled.token_id,), self._scores(sampled))
+        rest, reason = self._text.end()
         if rest:
             yield Delta(rest, ())
         route = self._chain.route if self._chain is not None else None
