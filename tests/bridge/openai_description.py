@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 Json = dict[str, Any]
 OURS = frozenset({"tessella"})
-"""What this node adds to an answer of OpenAI's, at its top, where it is asked for."""
+"""What this node adds to an answer of OpenAI's, at its top, and to each of several choices, where it is asked for."""
 OUR_MODEL_FIELDS = frozenset({"context_length", "embedding_length", "features"})
 """… and to a model."""
 OUR_ERROR_FIELDS = frozenset({"missing_layers", "peer_id", "protocol", "request_id"})
@@ -81,7 +81,10 @@ def check_error(value: Json) -> None:
 
 
 def _without(value: Json, ours: frozenset[str]) -> Json:
-    return {name: field for name, field in value.items() if name not in ours}
+    kept = {name: field for name, field in value.items() if name not in ours}
+    if "choices" in kept:
+        kept["choices"] = [_without(choice, ours) for choice in kept["choices"]]
+    return kept
 
 
 def _with_open_reason(schema: Json) -> None:
