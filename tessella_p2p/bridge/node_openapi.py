@@ -259,7 +259,17 @@ def _prompts(schema: Json) -> Json:
     return {"anyOf": [text, ids, *several]}
 
 
-_FORMS: Final = {"prompt": _prompts, "stop": _stops, "logit_bias": _biases, "content": _content}
+def _tool_choice(schema: Json) -> Json:
+    return {"anyOf": [{"enum": ["none", "auto", "required"]}, *schema["anyOf"]]}
+
+
+_FORMS: Final = {
+    "tool_choice": _tool_choice,
+    "prompt": _prompts,
+    "stop": _stops,
+    "logit_bias": _biases,
+    "content": _content,
+}
 """By the field's name, what a validator makes one form of."""
 
 
