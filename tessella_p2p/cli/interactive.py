@@ -29,7 +29,7 @@ _HELP = """\
 /exit    leave; so does Ctrl-D
 Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer. A question that begins with a slash is asked
 with a space before it."""
-_NEXT = "› "
+_NEXT = "> "
 _MORE = "  "
 _MAX_LINE_CHARS = 1 << 20
 _LOCAL_MODES = 3

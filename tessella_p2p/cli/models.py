@@ -69,7 +69,7 @@ def pull_shown(model_id: str, models_dir: Path) -> Path:
     """Pull a model, with a bar on standard error where that is a terminal; the model's file.
 
     Raises:
-        ConfigurationError, ArtifactError, StorageError: see `weights.store.pull`.
+        ConfigurationError, ArtifactError: see `weights.store.pull`.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
