@@ -37,13 +37,17 @@ def test_a_draw_with_logprobs_comes_back(token: int, logprobs: list[float]) -> N
     sampled = Sampled(token, own, top)
     encoded = encode_sampled(sampled)
     sampling = m.Sampling(num_top=len(top))
-    assert len(encoded) == token_body_bytes(sampling, "logprobs", VOCABULARY)
+    assert len(encoded) == token_body_bytes(sampling, "logprobs", VOCABULARY, 64)
     assert parse_sampled(memoryview(encoded), VOCABULARY) == sampled
 
 
 def test_a_small_vocabulary_has_fewer_alternatives_than_were_asked_for() -> None:
-    assert token_body_bytes(m.Sampling(num_top=20), "logprobs", 3) == 8 + 3 * 8
-    assert token_body_bytes(m.Sampling(), "tokens", 3) == 4
+    assert token_body_bytes(m.Sampling(num_top=20), "logprobs", 3, 64) == 8 + 3 * 8
+    assert token_body_bytes(m.Sampling(), "tokens", 3, 64) == 4
+
+
+def test_a_vector_is_as_wide_as_a_row() -> None:
+    assert token_body_bytes(m.Sampling(), "embedding", 3, 64) == 64 * 4
 
 
 @pytest.mark.parametrize(
