@@ -24,7 +24,7 @@ from tessella_p2p.base.errors import Overloaded, TessellaError
 from tessella_p2p.base.limits import MAX_PICTURE_WATCHERS, PICTURE_PERIOD_S, PICTURED_RATE_S, SSE_PING_S
 from tessella_p2p.bridge.answering import ClientWatch, EventStream
 from tessella_p2p.bridge.answers import event
-from tessella_p2p.bridge.mesh_picture import Flight, flight_of, picture_json
+from tessella_p2p.bridge.mesh_picture import Flight, flight_of, flights_json, mesh_json
 from tessella_p2p.bridge.node_view import NodeView
 from tessella_p2p.entry.api import Caller, Entry
 
@@ -53,6 +53,9 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+
+_SHARED_MS: Final = round(1000 * PICTURE_PERIOD_S) // 2
+"""How long one picture does for all that watch: a picture of a large mesh costs milliseconds."""
 
 
 def dashboard_routes(entry: Entry, node: NodeView, clock: WallClock) -> list[Route]:
@@ -96,6 +99,9 @@ class PictureStream:
         self._node = node
         self._clock = clock
         self._num_watchers = 0
+        self._drawn_at_ms = -_SHARED_MS
+        self._mesh: dict[str, object] = {}
+        self._flights: list[Flight] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Show the mesh to one client.
@@ -131,13 +137,16 @@ class PictureStream:
     def picture(self, caller: Caller) -> dict[str, object]:
         """The mesh now, as ``caller`` may see it."""
         now_ms = self._clock.unix_ms()
-        return picture_json(
-            self._node.status(), self._node.peers(None), self._entry.model_ids(), self._flights(caller, now_ms), now_ms
-        )
+        if not 0 <= now_ms - self._drawn_at_ms < _SHARED_MS:
+            self._draw(now_ms)
+        return {**self._mesh, **flights_json(self._flights, caller)}
 
-    def _flights(self, caller: Caller, now_ms: int) -> list[Flight]:
-        """Requests in flight, and those that ended while the rates' seconds reach back; others' without their ids."""
-        book = self._entry.requests
-        since_ms = now_ms - 1000 * PICTURED_RATE_S
+    def _draw(self, now_ms: int) -> None:
+        """Of requests: those in flight, and those that ended while the rates' seconds reach back."""
+        book, since_ms = self._entry.requests, now_ms - 1000 * PICTURED_RATE_S
         ended = takewhile(lambda record: record.began_at_ms + (record.ended_ms or 0) >= since_ms, book.recent())
-        return [flight_of(record, caller, now_ms) for record in (*book.in_flight(), *ended)]
+        self._drawn_at_ms = now_ms
+        self._flights = [flight_of(record, now_ms) for record in (*book.in_flight(), *ended)]
+        self._mesh = mesh_json(
+            self._node.status(), self._node.peers(None), self._entry.model_ids(), self._flights, now_ms
+        )

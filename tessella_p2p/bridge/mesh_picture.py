@@ -42,7 +42,7 @@ class Flight:
     """One request, as far as it may be shown: its way and its counts, never its text.
 
     Attributes:
-        request_id: None for another caller's request.
+        caller: who asked; nobody else is told the id.
         state: ``waiting`` for a place, ``reading`` the prompt, ``answering``, ``ended``.
         num_tokens: that were sampled so far.
         reroutes: how often it went on over another route.
@@ -51,7 +51,8 @@ class Flight:
         end: ``stop``, ``length``, ``cancelled`` or an error's code; None while it lasts.
     """
 
-    request_id: str | None
+    request_id: str
+    caller: str
     tier: str | None
     state: FlightState
     num_tokens: int
@@ -78,12 +79,13 @@ class _Stage:
         return self.status in _SERVING and not self.canary
 
 
-def flight_of(record: RequestRecord, caller: Caller, now_ms: int) -> Flight:
-    """A request as ``caller`` may see it; ``now_ms`` in Unix milliseconds."""
+def flight_of(record: RequestRecord, now_ms: int) -> Flight:
+    """What is shown of a request; ``now_ms`` in Unix milliseconds."""
     age_s = (now_ms - record.began_at_ms) / 1000
     state: FlightState = "answering" if record.num_tokens else "reading" if record.placed_ms is not None else "waiting"
     return Flight(
-        request_id=record.request_id if record.caller == caller.name else None,
+        request_id=record.request_id,
+        caller=record.caller,
         tier=record.tier,
         state=state if record.end is None else "ended",
         num_tokens=record.num_tokens,
@@ -96,22 +98,20 @@ def flight_of(record: RequestRecord, caller: Caller, now_ms: int) -> Flight:
     )
 
 
-def picture_json(
+def mesh_json(
     status: NodeStatus, peers: Sequence[PeerView], models: Sequence[str], flights: Sequence[Flight], now_ms: int
 ) -> dict[str, Any]:
-    """What ``GET /events`` sends.
+    """What ``GET /events`` sends to everybody; `flights_json` is what is told to each caller.
 
     Args:
         status: of this node.
         peers: every peer that the node knows; those of other models are left out.
         models: that this entry answers for right now.
-        flights: requests of the last minutes: those in flight oldest first, those that ended newest first.
+        flights: requests of the last minutes.
         now_ms: Unix milliseconds.
     """
     stages = _drawn_first(_stages_of(status, peers))
     total = status.total_layers or max((stage.layers.end for stage in stages), default=0)
-    in_flight = [flight for flight in flights if flight.end is None]
-    ended = [flight for flight in flights if flight.end is not None]
     rates = token_rates(flights)
     return {
         "at_ms": now_ms,
@@ -130,9 +130,6 @@ def picture_json(
         "stages": [_stage_json(stage) for stage in stages[:MAX_PICTURED_STAGES]],
         "num_stages": len(stages),
         "statuses": Counter(stage.status for stage in stages),
-        "flights": [_flight_json(flight) for flight in in_flight[:MAX_PICTURED_FLIGHTS]],
-        "num_flights": len(in_flight),
-        "ended": [_flight_json(flight) for flight in ended[:MAX_PICTURED_ENDED]],
         "tokens_per_s": {
             "now": round(sum(rates[:_RATE_NOW_S]) / _RATE_NOW_S, 2),
             "history": [round(rate, 2) for rate in reversed(rates)],
@@ -142,6 +139,17 @@ def picture_json(
         else {"credits": status.credits.micro_credits / MICRO_PER_CREDIT, "tier": status.credits.tier},
         "proofs": asdict(status.proofs),
         "orchestrator": asdict(status.orchestrator),
+    }
+
+
+def flights_json(flights: Sequence[Flight], caller: Caller) -> dict[str, Any]:
+    """What ``GET /events`` sends to ``caller`` of the requests: in flight oldest first, ended newest first, as given."""
+    in_flight = [flight for flight in flights if flight.end is None]
+    ended = [flight for flight in flights if flight.end is not None]
+    return {
+        "flights": [_flight_json(flight, caller) for flight in in_flight[:MAX_PICTURED_FLIGHTS]],
+        "num_flights": len(in_flight),
+        "ended": [_flight_json(flight, caller) for flight in ended[:MAX_PICTURED_ENDED]],
     }
 
 
@@ -258,10 +266,10 @@ def _stage_json(stage: _Stage) -> dict[str, Any]:
     }
 
 
-def _flight_json(flight: Flight) -> dict[str, Any]:
+def _flight_json(flight: Flight, caller: Caller) -> dict[str, Any]:
     span_s = (flight.first_token_age_s or 0.0) - (flight.last_token_age_s or 0.0)
     return {
-        "request_id": flight.request_id,
+        "request_id": flight.request_id if flight.caller == caller.name else None,
         "tier": flight.tier,
         "state": flight.state,
         "tokens": flight.num_tokens,

@@ -20,6 +20,7 @@ from tessella_p2p.bridge.api_keys import ApiKeys, new_key
 from tessella_p2p.bridge.app import create_app
 from tessella_p2p.bridge.authorising import KeyRing
 from tessella_p2p.bridge.dashboard_app import CONTENT_SECURITY_POLICY, DASHBOARD_PATHS, FILES
+from tessella_p2p.bridge.node_view import NodeStatus
 from tests.bridge.bridge_doubles import Caller, call, events_of
 from tests.dashboard.dashboard_world import MODEL, WHOLE_MESH, PaperEntry, PaperNode, fly
 
@@ -39,7 +40,7 @@ async def watched(app: Any, seconds: float, headers: dict[str, str] | None = Non
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client("GET", "/events", headers=headers))
         with trio.move_on_after(seconds):
-            await trio.sleep_forever()
+            await trio.Event().wait()
         client.left.set()
     return list(events_of(b"".join(client.parts)))
 
@@ -161,3 +162,26 @@ async def test_a_node_with_keys_shows_the_mesh_to_a_key_and_other_peoples_reques
         (picture,) = await watched(guarded, 0.5, {"authorization": f"Bearer {given}"})
         assert [flight["request_id"] for flight in picture["flights"]] == [name]
         assert ("req-1" in json.dumps(picture)) == (name is not None)
+
+
+async def test_however_many_watch_the_mesh_is_drawn_twice_a_second(autojump: object) -> None:
+    class Counting(PaperNode):
+        num_drawn = 0
+
+        def status(self) -> NodeStatus:
+            self.num_drawn += 1
+            return super().status()
+
+    class VirtualClock:
+        def unix_ms(self) -> int:
+            return round(1000 * trio.current_time())
+
+    node = Counting(stages=WHOLE_MESH)
+    shared = create_app(PaperEntry(), node, clock=VirtualClock())
+    async with trio.open_nursery() as nursery:
+        for index in range(8):
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(index / 8):
+                await trio.Event().wait()
+            nursery.start_soon(watched, shared, 5.0)
+    assert 5 <= node.num_drawn <= 20

@@ -17,7 +17,7 @@ from tessella_p2p.base.limits import (
     MAX_PICTURED_STAGES,
     PICTURED_RATE_S,
 )
-from tessella_p2p.bridge.mesh_picture import Flight, flight_of, picture_json, token_rates
+from tessella_p2p.bridge.mesh_picture import Flight, flight_of, flights_json, mesh_json, token_rates
 from tessella_p2p.bridge.node_view import PeerStatus, PeerView
 from tessella_p2p.entry.api import Caller
 from tessella_p2p.entry.requests import RequestBook
@@ -42,11 +42,12 @@ STATUSES: tuple[PeerStatus, ...] = ("PendingLoad", "Healthy", "Draining", "Satur
 
 def picture(*stages: PeerView, flights: tuple[Flight, ...] = (), models: tuple[str, ...] = (MODEL,)) -> dict:  # type: ignore[type-arg]
     node = PaperNode(stages=stages)
-    return picture_json(node.status(), node.peers(None), models, flights, NOW_MS)
+    mesh = mesh_json(node.status(), node.peers(None), models, flights, NOW_MS)
+    return {**mesh, **flights_json(flights, Caller())}
 
 
 def flight(**changes: object) -> Flight:
-    standard = Flight("req-1", "Standard", "answering", 10, 0, 3.0, ROUTE, 2.0, 1.0)
+    standard = Flight("req-1", "", "Standard", "answering", 10, 0, 3.0, ROUTE, 2.0, 1.0)
     return replace(standard, **changes)  # type: ignore[arg-type]
 
 
@@ -79,27 +80,27 @@ def test_stages_of_another_model_are_not_drawn() -> None:
 
 def test_this_node_is_drawn_before_its_own_record_has_come_round() -> None:
     status = replace(PaperNode().status(), layer_ranges=(LayerRange(0, 12),))
-    (stage,) = picture_json(status, [], [], [], NOW_MS)["stages"]
+    (stage,) = mesh_json(status, [], [], [], NOW_MS)["stages"]
     assert (stage["peer_id"], stage["own"], stage["status"]) == (OWN_ID, True, "Healthy")
 
 
 def test_a_node_that_knows_no_layers_draws_none() -> None:
     status = replace(PaperNode().status(), total_layers=None, model=None)
-    drawn = picture_json(status, [], [], [], NOW_MS)
+    drawn = mesh_json(status, [], [], [], NOW_MS)
     assert (drawn["coverage"], drawn["model"]["total_layers"]) == ([], 0)
 
 
 def test_without_a_readiness_the_list_of_models_says_it() -> None:
     status = replace(PaperNode().status(), readiness=None)
-    assert picture_json(status, [], [MODEL], [], NOW_MS)["model"]["readiness"]["state"] == "ready"
-    assert picture_json(status, [], [], [], NOW_MS)["model"]["readiness"]["state"] == "unproven"
+    assert mesh_json(status, [], [MODEL], [], NOW_MS)["model"]["readiness"]["state"] == "ready"
+    assert mesh_json(status, [], [], [], NOW_MS)["model"]["readiness"]["state"] == "unproven"
 
 
 def test_a_request_tells_its_way_and_its_counts() -> None:
     book = RequestBook()
     fly(book, "req-1", NOW_MS, age_s=3.0, tokens=51, per_s=25.0, reroutes=1)
     (record,) = book.in_flight()
-    found = flight_of(record, Caller(), NOW_MS)
+    found = flight_of(record, NOW_MS)
     assert (found.request_id, found.state, found.num_tokens, found.reroutes) == ("req-1", "answering", 51, 1)
     assert found.route == ROUTE
     assert found.first_token_age_s == pytest.approx(2.7)
@@ -120,7 +121,7 @@ def test_a_request_goes_from_waiting_over_reading_and_answering_to_its_end() -> 
     trail = book.begin("req-1", "answer", MODEL, Caller(), now=0.0, now_unix_ms=NOW_MS)
 
     def look() -> None:
-        states.append(flight_of(trail.snapshot(), Caller(), NOW_MS).state)
+        states.append(flight_of(trail.snapshot(), NOW_MS).state)
 
     look()
     trail.placed(0.1)
@@ -129,17 +130,17 @@ def test_a_request_goes_from_waiting_over_reading_and_answering_to_its_end() -> 
     look()
     trail.fail(Overloaded("full"), 0.3)
     (record,) = book.recent()
-    ended = flight_of(record, Caller(), NOW_MS)
+    ended = flight_of(record, NOW_MS)
     assert (*states, ended.state, ended.end) == ("waiting", "reading", "answering", "ended", "overloaded")
 
 
 def test_another_callers_request_is_shown_without_its_name() -> None:
     book = RequestBook()
     fly(book, "req-1", NOW_MS, age_s=3.0, tokens=1, caller=Caller("key-1"))
-    (record,) = book.in_flight()
-    assert flight_of(record, Caller("key-1"), NOW_MS).request_id == "req-1"
-    assert flight_of(record, Caller("key-2"), NOW_MS).request_id is None
-    assert flight_of(record, Caller(), NOW_MS).request_id is None
+    flights = [flight_of(record, NOW_MS) for record in book.in_flight()]
+    for caller, shown in ((Caller("key-1"), "req-1"), (Caller("key-2"), None), (Caller(), None)):
+        (told,) = flights_json(flights, caller)["flights"]
+        assert told["request_id"] == shown
 
 
 def test_tokens_are_spread_between_the_first_and_the_newest_one() -> None:
