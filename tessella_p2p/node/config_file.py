@@ -6,6 +6,7 @@ what could be changed.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import textwrap
@@ -125,7 +126,10 @@ def new_file(path: Path, text: str) -> None:
         FileExistsError: the name is taken.
         OSError: as the system says.
     """
-    path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    except FileExistsError as error:  # a file where a folder is needed is another matter than a name that is taken
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from error
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
     try:
