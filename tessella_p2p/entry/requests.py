@@ -131,8 +131,11 @@ class Trail:
             self._epoch = _OpenEpoch(epoch, route, self._ms(now))
 
     def token(self, now: float) -> None:
-        """One more token of the answer arrived."""
+        """One more token of the answer arrived; of an embedding the vector, which is none."""
         record, at_ms = self._record, self._ms(now)
+        if record.kind == "embedding":
+            self._note(first_token_ms=at_ms, last_token_ms=at_ms)
+            return
         if self._epoch is not None:
             self._epoch.num_tokens += 1
         first_ms = at_ms if record.first_token_ms is None else record.first_token_ms

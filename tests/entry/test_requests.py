@@ -105,3 +105,13 @@ def test_only_the_last_ones_are_kept_newest_first_and_by_caller() -> None:
     assert [record.request_id for record in book.recent(1)] == ["req-4"]
     assert book.find("req-0") is None
     assert book.num_begun == 5
+
+
+def test_a_vector_is_no_token() -> None:
+    book = RequestBook()
+    trail = book.begin("req-1", "embedding", "toy", Caller(), now=10.0, now_unix_ms=0)
+    trail.opened(0, lambda: hops(1.0), 10.0)
+    trail.token(10.1)
+    trail.end("stop", 10.2)
+    (record,) = book.recent()
+    assert (record.num_tokens, record.first_token_ms, record.epochs[0].num_tokens) == (0, 100.0, 0)
