@@ -13,7 +13,7 @@ from tessella_p2p.base.ids import LayerRange, SessionId
 from tessella_p2p.base.limits import MAX_POSITIONS
 from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.entry.text import TextDecoder
-from tessella_p2p.model.grammar import GrammarCompiler
+from tessella_p2p.model.grammar import Constraint, GrammarCompiler
 from tessella_p2p.stages.engine import Sampled, SessionKey, StepInput, StepOutput
 from tessella_p2p.stages.pooling import Pool
 from tessella_p2p.stages.sampler import Sampler
@@ -79,10 +79,10 @@ class ToyCodec:
         """One token a character."""
         return [ord(character) % self.vocabulary for character in prompt]
 
-    async def check_grammar(self, grammar: Grammar) -> None:
+    async def check_grammar(self, grammar: Grammar) -> Constraint:
         """Its words are text like any other."""
         await trio.lowlevel.checkpoint()
-        toy_grammars(self.vocabulary).compile(grammar)
+        return toy_grammars(self.vocabulary).compile(grammar)
 
     def decoder(self) -> TextDecoder:
         """A fresh decoder."""

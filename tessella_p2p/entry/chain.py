@@ -12,6 +12,7 @@ from tessella_p2p.base.errors import (
     CacheMiss,
     CapabilityRefused,
     HopTimeout,
+    InvalidRequest,
     MalformedMessage,
     Overloaded,
     RemoteProtocolError,
@@ -48,6 +49,10 @@ _EXPLAIN_S = 1.0
 """From the tail's good-bye to the error that explains it."""
 REROUTABLE = (TransportError, RemoteProtocolError, StaleEpoch, CacheMiss, Overloaded)
 """What may end a chain. Another route may do better after any of them."""
+
+
+class GrammarRefused(RemoteProtocolError):
+    """A stage's word that the grammar, which this entry has compiled too, cannot be followed."""
 
 
 @dataclass(slots=True)
@@ -340,7 +345,9 @@ class Chain:
         if not isinstance(error, REROUTABLE):
             # The request was checked before it began: what a stage has against it is the stage's problem, not the client's.
             peer = error.peer
-            error = RemoteProtocolError(f"a stage refused the session with {error.code}: {error}")
+            of_grammar = isinstance(error, InvalidRequest) and peer == self._context.key.peer_id
+            cls = GrammarRefused if of_grammar and self._plan.sampling.grammar is not None else RemoteProtocolError
+            error = cls(f"a stage refused the session with {error.code}: {error}")
             error.peer = peer
         self._failure = self._failure or error
         self._news.set()

@@ -12,6 +12,7 @@ from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.entry.text import TextDecoder
 from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.model.artifact import Artifact
+from tessella_p2p.model.grammar import Constraint
 from tessella_p2p.model.tokenizer import IncrementalDecoder
 from tessella_p2p.wire.messages import Grammar
 
@@ -57,8 +58,8 @@ class PromptCodec(Protocol):
         """The ids of a raw prompt, control tokens included. Raises `InvalidRequest`, `PromptTooLong`."""
         ...
 
-    async def check_grammar(self, grammar: Grammar) -> None:
-        """See to it that an answer can follow ``grammar``. Raises `InvalidRequest`, which says why not, and `Overloaded`."""
+    async def check_grammar(self, grammar: Grammar) -> Constraint:
+        """What an answer has to follow from its beginning on. Raises `InvalidRequest`, which says why it cannot, and `Overloaded`."""
         ...
 
     def decoder(self) -> TextDecoder:
@@ -114,10 +115,10 @@ class ArtifactCodec:
         """See `PromptCodec.encode_prompt`."""
         return await in_thread(lambda: self._artifact.tokenizer.encode_prompt(prompt, max_ids=self._max_ids))
 
-    async def check_grammar(self, grammar: Grammar) -> None:
+    async def check_grammar(self, grammar: Grammar) -> Constraint:
         """See `PromptCodec.check_grammar`. One at a time: a slow one holds up other grammars alone."""
         async with self._grammar_turn:
-            await in_thread(lambda: self._artifact.grammars.compile(grammar))
+            return await in_thread(lambda: self._artifact.grammars.compile(grammar))
 
     def decoder(self) -> TextDecoder:
         """See `PromptCodec.decoder`."""

@@ -43,6 +43,7 @@ from tessella_p2p.entry.token_streams import TokenTable
 from tessella_p2p.ledger.client import OrchestratorPort
 from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.model.coverage import walk
+from tessella_p2p.model.grammar import Constraint
 from tessella_p2p.model.recipe import by_preference
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
@@ -370,11 +371,11 @@ class EntryService:
             raise InvalidRequest("seed is from 0 to 2**64 - 1", "seed")
         sampling = sampling_of(request, seed, self._model.codec.vocabulary)
         check_history(sampling, ids, max_tokens)
-        if sampling.grammar is not None:
-            await self._model.codec.check_grammar(sampling.grammar)
+        grammar = sampling.grammar
+        constraint = None if grammar is None else await self._model.codec.check_grammar(grammar)
         check_hop_body(self._model.hidden_size, len(ids) + (request.max_tokens or 1))
         output: Literal["tokens", "logprobs"] = "logprobs" if request.logprobs else "tokens"
-        async with self._placed(request, trail, ids, max_tokens, sampling, output, route) as session:
+        async with self._placed(request, trail, ids, max_tokens, sampling, output, route, constraint) as session:
             yield session
 
     @asynccontextmanager
@@ -387,6 +388,7 @@ class EntryService:
         sampling: m.Sampling,
         output: Literal["tokens", "logprobs", "embedding"],
         route: Route,
+        constraint: Constraint | None = None,
     ) -> AsyncIterator[Session]:
         """A session that is granted, has its place, and is open."""
         grant = await self._granting.grant(trail.request_id, route.recipe, len(ids) + max_tokens, request.caller)
@@ -412,7 +414,7 @@ class EntryService:
                 hidden_size=self._model.hidden_size,
             )
             prepared = Prepared(grant.request_id, self._model.model_id, ids, max_tokens)
-            session = Session(self, plan, prepared, request, grant.tier, trail)
+            session = Session(self, plan, prepared, request, grant.tier, trail, constraint)
             try:
                 await session.begin(route)
                 yield session

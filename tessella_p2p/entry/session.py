@@ -10,6 +10,8 @@ import structlog
 import trio
 
 from tessella_p2p.base.errors import (
+    InvalidRequest,
+    InvalidStep,
     NoRoute,
     Overloaded,
     RemoteProtocolError,
@@ -29,13 +31,14 @@ from tessella_p2p.entry.api import (
     ScoredToken,
     TokenScores,
 )
-from tessella_p2p.entry.chain import REROUTABLE, Chain
+from tessella_p2p.entry.chain import REROUTABLE, Chain, GrammarRefused
 from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.plan import SessionPlan
 from tessella_p2p.entry.report import Timing, hop_added_ms_p50, hop_reports
 from tessella_p2p.entry.requests import Trail
 from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.text import AnswerText
+from tessella_p2p.model.grammar import Constraint
 from tessella_p2p.stages.engine import Sampled
 from tessella_p2p.stages.pooling import Pooled
 
@@ -99,12 +102,15 @@ class Session:
         request: GenerateRequest,
         tier: str,
         trail: Trail,
+        constraint: Constraint | None = None,
     ) -> None:
         self._host = host
         self._plan = plan
         self._prepared = prepared
         self._tier = tier
         self._trail = trail
+        self._constraint = constraint  # behind the tokens so far: a tail that breaks the grammar is seen at once
+        self._grammar_refusals = 0
         self._proved_at = -math.inf
         self._text = AnswerText(host.codec.decoder(), request.stop, host.codec.end_ids, prepared.max_tokens)
         self._sampled = self._text.token_ids  # it grows
@@ -220,6 +226,7 @@ class Session:
                 if self._sampled and self._needs_step():
                     await self._chain.step(self._sampled[-1:], sample=True)
                 token = await self._chain.next_token()
+                self._check_drawn(token.drawn)
             except REROUTABLE as error:
                 try:
                     await self._reroute(error)
@@ -236,6 +243,21 @@ class Session:
             self._full_since = None
             return token.drawn
 
+    def _check_drawn(self, drawn: Sampled | Pooled) -> None:
+        """Follow the grammar with a draw. Raises `InvalidStep`, with the tail at fault, for one that does not."""
+        if self._constraint is None or not isinstance(drawn, Sampled):
+            return
+        if not self._constraint.admits(drawn.token_id):
+            assert self._chain is not None
+            raise InvalidStep(f"a token that the grammar does not allow: {drawn.token_id}").blame(self._chain.tail)
+        self._constraint.accept(drawn.token_id)
+
+    def _check_refusal(self, error: TessellaError) -> None:
+        """Raises `InvalidRequest` where a second stage refuses the grammar: one may be slow or lie, two are believed."""
+        self._grammar_refusals += isinstance(error, GrammarRefused)
+        if self._grammar_refusals > 1:
+            raise InvalidRequest(f"two stages could not follow the grammar; the last one says: {error}", "grammar")
+
     def _needs_step(self) -> bool:
         """Whether the newest token has not been sent: a new epoch is opened with everything that is known."""
         assert self._chain is not None
@@ -248,10 +270,12 @@ class Session:
             TransportError, Overloaded, RemoteProtocolError: the reroutes are used up; says what happened last.
             TooManyHopBodies: there was no place in time.
             NoRoute: no route came in time.
+            InvalidRequest: a second stage could not follow the grammar.
         """
         while True:
             self._host.punish(error, self._chain.suspects if self._chain is not None else ())
             self.close()
+            self._check_refusal(error)
             self._trail.rerouted(error, trio.current_time())
             self._proved_at = -math.inf
             self._timing.reroute()

@@ -86,6 +86,14 @@ class Constraint:
             raise _refused(_NOTHING_LEFT)
         return allowed
 
+    def admits(self, token: int) -> bool:
+        """Whether ``token`` may come next. A peer's word: one that may not changes nothing here."""
+        if not 0 <= token < self._vocabulary:
+            return False
+        if self._matcher.is_stopped():
+            return token in self._end_ids
+        return self._matcher.validate_tokens([token]) == 1
+
     def accept(self, token: int) -> None:
         """Go on by one token.
 
