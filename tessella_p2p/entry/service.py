@@ -363,8 +363,6 @@ class EntryService:
         self._reach.check(trio.current_time())
         ids = await self._tokenise(request)
         route, max_tokens = self._admit(request, len(ids))
-        if self._proving is not None and await self._proving.admit():
-            route, max_tokens = self._admit(request, len(ids))
         trail.tokenised(len(ids), max_tokens, trio.current_time())
         seed = request.seed if request.seed is not None else int.from_bytes(self._context.random_bytes(8), "big")
         if not 0 <= seed < 2**64:
@@ -374,6 +372,8 @@ class EntryService:
         grammar = sampling.grammar
         constraint = None if grammar is None else await self._model.codec.check_grammar(grammar)
         check_hop_body(self._model.hidden_size, len(ids) + (request.max_tokens or 1))
+        if self._proving is not None and await self._proving.admit():
+            route, max_tokens = self._admit(request, len(ids))
         output: Literal["tokens", "logprobs"] = "logprobs" if request.logprobs else "tokens"
         async with self._placed(request, trail, ids, max_tokens, sampling, output, route, constraint) as session:
             yield session
