@@ -146,7 +146,7 @@ def cli(
     is_client = ctx.invoked_subcommand in _CLIENTS
     said = read_client_file(config_file, os.environ) if is_client else ClientFile()
     ctx.obj = ClientOptions(
-        api_url=api_url or said.api_url or DEFAULT_API_URL,
+        api_url=api_url if api_url is not None else said.api_url or DEFAULT_API_URL,
         model_id=model_id or said.model_id,
         api_key=api_key or said.api_key,
         config_file=config_file,

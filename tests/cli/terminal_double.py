@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 _WIDTH = 200
 
 

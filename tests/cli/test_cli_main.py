@@ -17,7 +17,21 @@ from tessella_p2p.cli import main as root
 HEAVY = ("torch", "libp2p", "pydantic", "trio", "httpx", "rich", "structlog", "numpy", "platformdirs", "nacl")
 
 COMMANDS = [
-    *("demo", "chat", "daemon", "orchestrator", "operate", "bootstrap", "keys", "models", "status", "peers", "sim"),
+    *(
+        "demo",
+        "chat",
+        "fim",
+        "init",
+        "daemon",
+        "orchestrator",
+        "operate",
+        "bootstrap",
+        "keys",
+        "models",
+        "status",
+        "peers",
+        "sim",
+    ),
     *("keys show", "keys generate", "models list", "models pull"),
 ]
 
