@@ -9,6 +9,7 @@ import pytest
 
 from tessella_p2p.cli.demo_mesh import MeshPlan
 from tests.mesh.mesh_thread import CHECKPOINT_S, MeshThread
+from tests.model.fim_artifact import write_fim_artifact
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +23,12 @@ def f32_mesh(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> It
         extra=("--wal-checkpoint-interval-secs", str(CHECKPOINT_S)),
     )
     with MeshThread(plan) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="session")
+def fim_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshThread]:
+    """Two workers with the small artifact that fills gaps and is shown tools; its model id is `fim_artifact.MODEL_ID`."""
+    home = tmp_path_factory.mktemp("fim")
+    with MeshThread(MeshPlan(home / "mesh", str(write_fim_artifact(home)), workers=2, recipe="f32")) as mesh:
         yield mesh
