@@ -13,6 +13,7 @@ from tessella_p2p.base.errors import InvalidRequest, PromptTooLong
 from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.entry.codec import ArtifactCodec
 from tessella_p2p.model.artifact import Artifact
+from tessella_p2p.wire.messages import Grammar
 from tests.mesh.oracle import cases
 from tests.model.fim_artifact import CONTEXT_LENGTH, write_fim_artifact
 
@@ -77,3 +78,13 @@ async def test_a_model_says_what_it_can_be_asked_for(artifact: Artifact, tmp_pat
 
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
+
+
+async def test_a_grammar_is_compiled_on_another_thread_or_refused_with_the_reason(artifact: Artifact) -> None:
+    codec = ArtifactCodec(artifact, SystemClock())
+    constraint = await codec.check_grammar(Grammar(kind="json_schema", text='{"type": "object"}'))
+    (opening,) = artifact.tokenizer.encode("{")
+    assert constraint.admits(opening)
+    assert not constraint.admits(artifact.tokenizer.encode("x")[0])
+    with pytest.raises(InvalidRequest, match="Invalid type: foo"):
+        await codec.check_grammar(Grammar(kind="json_schema", text='{"type": "foo"}'))

@@ -11,6 +11,7 @@ from tessella_p2p.base.limits import (
     KIB,
     MAX_ADDRESS_CHARS,
     MAX_ADDRESSES,
+    MAX_GRAMMAR_CHARS,
     MAX_HISTORY_IDS,
     MAX_LOGIT_BIASES,
     MAX_MODEL_LAYERS,
@@ -28,6 +29,7 @@ from tessella_p2p.wire.keys import NodeKey
 from tessella_p2p.wire.messages import (
     AnswerBody,
     ChainOpen,
+    Grammar,
     Lease,
     OpenFrame,
     Register,
@@ -98,6 +100,7 @@ SAMPLED = OPEN.model_copy(
             repetition_penalty=1.1,
             logit_bias=tuple((token, -100.0) for token in range(MAX_LOGIT_BIASES)),
             num_top=MAX_TOP_LOGPROBS,
+            grammar=Grammar(kind="json_schema", text="é" * (MAX_GRAMMAR_CHARS // 2)),
         ),
         "history": bytes(4 * MAX_HISTORY_IDS),
         "history_answer": MAX_HISTORY_IDS,
