@@ -251,33 +251,44 @@ class _Whole:
 
 
 class _Streamed:
-    """The sink of an answer that is streamed: a choice's opening waits for its first text, so that an earlier error has a status."""
+    """The sink of an answer that is streamed.
+
+    What opens it waits for the first text, so that an earlier error has a status. All choices are opened then, in their order: the
+    stream helper of OpenAI's SDK knows a choice only when it has those before it.
+    """
 
     def __init__(self, reading: Reading, created: int, stream: EventStream) -> None:
         self._reading = reading
         self._created = created
         self._stream = stream
         self._dialect: Dialect | None = None
-        self._openings: dict[int, bytes] = {}
+        self._is_open = False
         self._finished: dict[int, Finished] = {}
 
     async def begin(self, index: int, generation: Generation) -> None:
         if self._dialect is None:
             self._dialect = self._reading.dialect(generation.prepared, self._created)
-            self._stream.generation = generation
-        self._openings[index] = self._dialect.first(index)
 
     async def delta(self, index: int, delta: Delta) -> None:
         assert self._dialect is not None
-        data = self._openings.pop(index, b"") + self._dialect.delta(index, delta)
+        data = self._dialect.delta(index, delta)
+        if not self._is_open:
+            data = self._opening() + data
         if data:
             await self._stream.write(data)
 
     async def finish(self, index: int, finished: Finished) -> None:
         assert self._dialect is not None
         self._finished[index] = finished
-        data = self._openings.pop(index, b"") + self._dialect.ended(index, finished)
+        data = self._dialect.ended(index, finished)
+        if not self._is_open:
+            data = self._opening() + data
         if len(self._finished) == len(self._reading.requests):
             self._stream.stop_pings()
             data += self._dialect.last([self._finished[each] for each in sorted(self._finished)]) + DONE
         await self._stream.write(data)
+
+    def _opening(self) -> bytes:
+        assert self._dialect is not None
+        self._is_open = True
+        return b"".join(map(self._dialect.first, range(len(self._reading.requests))))

@@ -155,7 +155,6 @@ class ChatDialect:
     def first(self, index: int) -> bytes:
         """The chunk with the role."""
         if self._style.functions:  # it may all be calls, and then there is no content
-            self._readers[index] = ToolCallReader(self._style.functions)
             return event(self._chunk(index, {"role": "assistant", "content": None}))
         return event(self._chunk(index, {"role": "assistant", "content": ""}))
 
@@ -163,7 +162,10 @@ class ChatDialect:
         """The chunks with new text and its tokens' logprobs; tokens with neither are not worth one."""
         logprobs = logprobs_of(delta.scores)
         if self._style.functions:
-            return self._parts(index, self._readers[index].feed(delta.text), logprobs)
+            reader = self._readers.get(index)
+            if reader is None:
+                reader = self._readers[index] = ToolCallReader(self._style.functions)
+            return self._parts(index, reader.feed(delta.text), logprobs)
         if not delta.text and logprobs is None:
             return b""
         return event(self._chunk(index, {"content": delta.text}, logprobs))

@@ -33,7 +33,7 @@ class Dialect(Protocol):
     """How one surface says the choices of one answer, by their index. Each method gives bytes as they go out; no I/O."""
 
     def first(self, index: int) -> bytes:
-        """Events that open a choice; may be empty."""
+        """Events that open a choice; may be empty. All are opened at once, so perhaps before this one is admitted."""
         ...
 
     def delta(self, index: int, delta: Delta) -> bytes:

@@ -115,24 +115,25 @@ class CompletionDialect:
         self._model = prepared.model
         self._created = created
         self._offsets: dict[int, TextOffsets] = {}
+        self._has_prompt: set[int] = set()
 
     def first(self, index: int) -> bytes:
-        """The chunk with the prompt, where it is echoed."""
-        echo = self._echo(index)
-        return event(self._chunk(index, echo)) if echo else b""
+        """Nothing opens a choice but its first chunk."""
+        return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """The chunk with new text and its tokens' logprobs; tokens with neither are not worth one."""
-        if not delta.text and not delta.scores:
+        text = self._prompt_once(index) + delta.text
+        if not text and not delta.scores:
             return b""
         logprobs = None
         if delta.scores:
             logprobs = text_logprobs(delta.scores, self._offsets.setdefault(index, TextOffsets()))
-        return event(self._chunk(index, delta.text, logprobs))
+        return event(self._chunk(index, text, logprobs))
 
     def ended(self, index: int, finished: Finished) -> bytes:
         """The chunk with the reason."""
-        closing = self._chunk(index, "", None, finished.reason)
+        closing = self._chunk(index, self._prompt_once(index), None, finished.reason)
         if self._style.extension:
             closing["tessella"] = extension_of(finished)
         return event(closing)
@@ -161,6 +162,13 @@ class CompletionDialect:
         if self._style.extension:
             completion["tessella"] = extension_of(*finished)
         return encoded(completion)
+
+    def _prompt_once(self, index: int) -> str:
+        """The prompt, before a streamed choice's first text, where it is echoed."""
+        if not self._style.echoed or index in self._has_prompt:
+            return ""
+        self._has_prompt.add(index)
+        return self._echo(index)
 
     def _echo(self, index: int) -> str:
         if not self._style.echoed:

@@ -17,8 +17,8 @@ TESSELLA = {
     "token_ids": [0, 1, 2, 3, 4, 5, 6],
     "prompt_ids": [104, 105],
     "route": [
-        {"peer_id": "12D3KooWHead", "layers": [0, 12], "hop_ms": 1.5, "compute_ms": 1.0},
-        {"peer_id": "12D3KooWTail", "layers": [12, 30], "hop_ms": 2.5, "compute_ms": 2.0},
+        {"peer_id": "12D3KooWHead", "layers": [0, 12], "hop_ms": 1.5, "compute_ms": 1.0, "cached": None},
+        {"peer_id": "12D3KooWTail", "layers": [12, 30], "hop_ms": 2.5, "compute_ms": 2.0, "cached": None},
     ],
     "tier": "Standard",
     "paid": True,
@@ -28,7 +28,7 @@ USAGE = {"prompt_tokens": 2, "completion_tokens": 7, "total_tokens": 9}
 
 
 async def test_a_whole_answer_has_every_field_that_clients_need() -> None:
-    answered = await call(app_for(SpeakingEntry()), "POST", "/v1/chat/completions", chat_body())
+    answered = await call(app_for(SpeakingEntry()), "POST", "/v1/chat/completions", chat_body(tessella=True))
 
     assert answered.status == 200
     completion = answered.json()
@@ -51,7 +51,8 @@ async def test_a_whole_answer_has_every_field_that_clients_need() -> None:
 
 
 async def test_a_stream_opens_with_the_role_and_closes_with_the_reason_and_done() -> None:
-    answered = await call(app_for(SpeakingEntry()), "POST", "/v1/chat/completions", chat_body(stream=True))
+    body = chat_body(stream=True, tessella=True)
+    answered = await call(app_for(SpeakingEntry()), "POST", "/v1/chat/completions", body)
 
     assert answered.status == 200
     assert answered.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -68,6 +69,15 @@ async def test_a_stream_opens_with_the_role_and_closes_with_the_reason_and_done(
     assert {choice["finish_reason"] for choice in (first, *middle)} == {None}
     assert last == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
     assert [chunk.get("tessella") for chunk in chunks] == [None] * (len(chunks) - 1) + [TESSELLA]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_of_this_nodes_own_is_told_unless_asked(path: str, stream: bool) -> None:
+    body = chat_body(stream=stream) if "chat" in path else {"model": MODEL, "prompt": "hi", "stream": stream}
+    answered = await call(app_for(SpeakingEntry()), "POST", path, body)
+
+    assert b"tessella" not in answered.body.replace(b"tessella.generation", b"")
 
 
 async def test_the_usage_chunk_comes_last_and_only_when_asked_for() -> None:
@@ -217,7 +227,7 @@ async def test_a_silent_stream_is_pinged_every_15_seconds(mock_clock: MockClock)
 async def test_a_prompt_and_token_ids_are_answered_as_they_stand() -> None:
     entry = SpeakingEntry()
     app = app_for(entry)
-    text = await call(app, "POST", "/v1/generate", {"model": MODEL, "prompt": "hi"})
+    text = await call(app, "POST", "/v1/generate", {"model": MODEL, "prompt": "hi", "tessella": True})
     ids = await call(app, "POST", "/v1/generate", {"prompt_ids": [104, 105], "max_tokens": 2})
 
     generated = text.json()
@@ -230,7 +240,8 @@ async def test_a_prompt_and_token_ids_are_answered_as_they_stand() -> None:
 
 
 async def test_a_streamed_generation_tells_text_and_tokens() -> None:
-    answered = await call(app_for(SpeakingEntry()), "POST", "/v1/generate", {"prompt": "hi", "stream": True})
+    body = {"prompt": "hi", "stream": True, "tessella": True}
+    answered = await call(app_for(SpeakingEntry()), "POST", "/v1/generate", body)
 
     *chunks, last, done = events_of(answered.body)
     assert [(chunk["text"], chunk["token_ids"]) for chunk in chunks] == [(w, [i]) for i, w in enumerate(ANSWER)]

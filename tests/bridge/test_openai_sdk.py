@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import openai
 import pytest
 import trio
-from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionMessageFunctionToolCall,
+    ChatCompletionMessageParam,
+    ChatCompletionToolParam,
+)
+from pydantic import BaseModel
 
 from tessella_p2p.base.errors import (
     HopBodyTooLarge,
@@ -18,6 +26,7 @@ from tessella_p2p.base.errors import (
     TessellaError,
     TooManyHopBodies,
 )
+from tessella_p2p.entry.api import Caller, Gap
 from tests.bridge.bridge_doubles import ANSWER, MODEL, NO_ROUTE, SpeakingEntry, app_for, serving
 
 # The SDK leaves the generators of its streams to the garbage collector.
@@ -33,7 +42,7 @@ def client(url: str) -> openai.AsyncOpenAI:
 
 async def test_the_async_client_reads_a_whole_answer() -> None:
     async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
-        completion = await api.chat.completions.create(model=MODEL, messages=MESSAGES)
+        completion = await api.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body={"tessella": True})
 
     assert completion.choices[0].message.content == TEXT
     assert completion.choices[0].finish_reason == "stop"
@@ -176,10 +185,10 @@ async def test_a_failure_in_mid_stream_is_raised_by_the_sdk() -> None:
 
 async def test_an_unsupported_field_is_a_bad_request_that_names_it() -> None:
     async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
-        with pytest.raises(openai.BadRequestError, match="n is not supported") as caught:
-            await api.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
+        with pytest.raises(openai.BadRequestError, match="audio is not supported") as caught:
+            await api.chat.completions.create(model=MODEL, messages=MESSAGES, audio={"voice": "alloy", "format": "wav"})
 
-    assert caught.value.param == "n"
+    assert caught.value.param == "audio"
 
 
 async def test_logprobs_are_read_whole_streamed_and_by_the_stream_helper() -> None:
@@ -232,4 +241,88 @@ async def test_every_sampling_field_of_the_sdk_reaches_the_entry() -> None:
     assert (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (0.5, -0.5, 1.1)
     assert asked.logit_bias == ((5, -100.0), (7, 2.0))
     assert (asked.logprobs, asked.top_logprobs) == (True, 20)
-    assert asked.requester == "Bearer none"
+    assert asked.caller == Caller()  # without keys, a key says nothing
+
+
+LOOK: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
+}
+LOOKING = ("I look.", "\n<tool_call>", '{"name": "look", "argu', 'ments": {"at": "Par', 'is"}}', "</tool_call>")
+
+
+async def test_tool_calls_are_read_whole_streamed_and_by_the_stream_helper() -> None:
+    async with serving(app_for(SpeakingEntry(words=LOOKING))) as url, client(url) as api:
+        whole = await api.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[LOOK])
+        async with api.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=[LOOK]) as stream:
+            events = [event async for event in stream]
+            helped = await stream.get_final_completion()
+
+    for completion in (whole, helped):
+        (choice,) = completion.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "I look."
+        assert choice.message.tool_calls is not None
+        (asked,) = choice.message.tool_calls
+        assert isinstance(asked, ChatCompletionMessageFunctionToolCall)
+        assert (asked.function.name, json.loads(asked.function.arguments)) == ("look", {"at": "Paris"})
+        assert asked.id.startswith("call_")
+    grown = [event.arguments for event in events if event.type == "tool_calls.function.arguments.delta"]
+    assert grown[-1] == '{"at": "Paris"}'
+    assert len(set(grown)) > 1
+
+
+async def test_a_call_and_its_result_can_be_handed_back() -> None:
+    entry = SpeakingEntry(words=LOOKING)
+    async with serving(app_for(entry)) as url, client(url) as api:
+        first = await api.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[LOOK])
+        turn = first.choices[0].message.model_dump()
+        call_id = turn["tool_calls"][0]["id"]
+        result = {"role": "tool", "tool_call_id": call_id, "content": "a tower"}
+        await api.chat.completions.create(model=MODEL, messages=[*MESSAGES, turn, result], tools=[LOOK])  # type: ignore[list-item]
+
+    assert entry.asked[1].messages is not None
+    assert entry.asked[1].messages[2] == {"role": "tool", "content": "a tower", "tool_call_id": call_id}
+
+
+class Place(BaseModel):
+    name: str
+
+
+async def test_an_answer_is_parsed_by_the_schema_of_a_model() -> None:
+    entry = SpeakingEntry(words=('{"name": ', '"Paris"}'))
+    async with serving(app_for(entry)) as url, client(url) as api:
+        parsed = await api.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Place)
+
+    assert parsed.choices[0].message.parsed == Place(name="Paris")
+    grammar = entry.asked[0].grammar
+    assert grammar is not None
+    assert json.loads(grammar.text)["required"] == ["name"]
+
+
+async def test_several_choices_are_read_whole_and_by_the_stream_helper() -> None:
+    async with serving(app_for(SpeakingEntry())) as url, client(url) as api:
+        whole = await api.chat.completions.create(model=MODEL, messages=MESSAGES, n=3)
+        async with api.chat.completions.stream(model=MODEL, messages=MESSAGES, n=3) as stream:
+            helped = await stream.get_final_completion()
+
+    for completion in (whole, helped):
+        assert [choice.index for choice in completion.choices] == [0, 1, 2]
+        assert {choice.message.content for choice in completion.choices} == {TEXT}
+
+
+async def test_text_completions_are_read_whole_and_streamed() -> None:
+    entry = SpeakingEntry()
+    async with serving(app_for(entry)) as url, client(url) as api:
+        whole = await api.completions.create(model=MODEL, prompt=["hi ", "ho "], echo=True, n=2)
+        stream = await api.completions.create(model=MODEL, prompt="hi", suffix="end", logprobs=1, stream=True)
+        chunks = [chunk async for chunk in stream]
+
+    assert [choice.text for choice in whole.choices] == ["hi " + TEXT] * 2 + ["ho " + TEXT] * 2
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == 6
+    assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert entry.asked[-1].gap == Gap("hi", "end")
+    told = [chunk.choices[0].logprobs for chunk in chunks[:-1]]
+    assert [token for each in told if each is not None for token in each.tokens or ()] == list(ANSWER)
