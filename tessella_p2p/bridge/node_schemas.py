@@ -176,6 +176,7 @@ REQUEST: Final = fields(
     trace_id=maybe(TEXT, "null where the client told none"),
     began_at_ms=COUNT,
     tokenised_ms=_LATER,
+    proven_ms=_LATER,
     granted_ms=_LATER,
     placed_ms=_LATER,
     first_token_ms=_LATER,

@@ -64,6 +64,7 @@ def request_json(record: RequestRecord) -> dict[str, Any]:
         "trace_id": record.trace_id,
         "began_at_ms": record.began_at_ms,
         "tokenised_ms": record.tokenised_ms,
+        "proven_ms": record.proven_ms,
         "granted_ms": record.granted_ms,
         "placed_ms": record.placed_ms,
         "first_token_ms": record.first_token_ms,

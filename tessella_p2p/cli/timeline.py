@@ -62,6 +62,7 @@ class Told(_Told):
     trace_id: str | None
     began_at_ms: int = Field(ge=0, le=_MAX_UNIX_MS)
     tokenised_ms: float | None
+    proven_ms: float | None
     granted_ms: float | None
     placed_ms: float | None
     first_token_ms: float | None
@@ -91,6 +92,7 @@ def rows_of(told: Told) -> list[Row]:
     rows, at = [], 0.0
     for what, until in (
         ("prompt rendered and counted", told.tokenised_ms),
+        ("stages tried out", told.proven_ms),
         ("leave of the orchestrator", told.granted_ms),
         ("wait for a place here", told.placed_ms),
     ):
@@ -116,7 +118,7 @@ def _epoch_rows(told: Told, epoch: Epoch, until: float) -> Iterator[Row]:
 
 def last_ms(told: Told) -> float:
     """The newest time that is known."""
-    times = (told.ended_ms, told.last_token_ms, told.placed_ms, told.granted_ms, told.tokenised_ms)
+    times = (told.ended_ms, told.last_token_ms, told.placed_ms, told.granted_ms, told.proven_ms, told.tokenised_ms)
     return max(
         (time for time in (*times, *(epoch.opened_ms for epoch in told.epochs)) if time is not None), default=0.0
     )

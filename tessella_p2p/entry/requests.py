@@ -54,6 +54,7 @@ class RequestRecord:
         trace_id: the trace that the client says it belongs to (W3C trace context).
         began_at_ms: Unix milliseconds.
         tokenised_ms: the prompt was rendered and counted.
+        proven_ms: its stages had answered at some time, or did now.
         granted_ms: the orchestrator, or a held ticket, allowed it.
         placed_ms: it had its place among the requests of this entry.
         first_token_ms, last_token_ms: when they came from the tail.
@@ -69,6 +70,7 @@ class RequestRecord:
     trace_id: str | None
     began_at_ms: int
     tokenised_ms: float | None = None
+    proven_ms: float | None = None
     granted_ms: float | None = None
     placed_ms: float | None = None
     first_token_ms: float | None = None
@@ -115,6 +117,10 @@ class Trail:
     def tokenised(self, prompt_tokens: int, max_tokens: int, now: float) -> None:
         """The prompt is known, and how much may follow."""
         self._note(prompt_tokens=prompt_tokens, max_tokens=max_tokens, tokenised_ms=self._ms(now))
+
+    def proven(self, now: float) -> None:
+        """Its stages are no strangers."""
+        self._note(proven_ms=self._ms(now))
 
     def granted(self, request_id: str, tier: str, now: float, *, paid: bool) -> None:
         """It may start, under this id."""

@@ -328,6 +328,7 @@ class EntryService:
             with self._followed("embedding", request.model, request.caller) as trail:
                 route = self._route_of(len(ids), 0)
                 trail.tokenised(len(ids), 0, trio.current_time())
+                trail.proven(trio.current_time())
                 asked = GenerateRequest(request.model, prompt_ids=ids, caller=request.caller)
                 async with self._placed(asked, trail, ids, 0, m.Sampling(), "embedding", route) as session:
                     pooled = await session.vector()
@@ -374,6 +375,7 @@ class EntryService:
         check_hop_body(self._model.hidden_size, len(ids) + (request.max_tokens or 1))
         if self._proving is not None and await self._proving.admit():
             route, max_tokens = self._admit(request, len(ids))
+        trail.proven(trio.current_time())
         output: Literal["tokens", "logprobs"] = "logprobs" if request.logprobs else "tokens"
         async with self._placed(request, trail, ids, max_tokens, sampling, output, route, constraint) as session:
             yield session

@@ -83,6 +83,7 @@ def remember(entry: SpeakingEntry, request_id: str, caller: str = "") -> None:
     book = entry.requests
     trail = book.begin(request_id, "answer", MODEL, Caller(caller, trace_id=TRACE), now=1.0, now_unix_ms=1_000)
     trail.tokenised(5, 8, 1.001)
+    trail.proven(1.0015)
     trail.granted(request_id, "Standard", 1.002, paid=True)
     trail.placed(1.003)
     trail.opened(0, lambda: ROUTE, 1.004)
@@ -114,6 +115,7 @@ async def test_a_request_is_told_to_whoever_made_it_in_flight_and_afterwards() -
         "trace_id": TRACE,
         "began_at_ms": 1_000,
         "tokenised_ms": 1.0,
+        "proven_ms": 1.5,
         "granted_ms": 2.0,
         "placed_ms": 3.0,
         "first_token_ms": 700.0,
