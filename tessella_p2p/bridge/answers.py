@@ -7,9 +7,10 @@ Typed dicts, not validated models: what goes out is built here, so mypy checks i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
 
 from pydantic_core import to_json
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from tessella_p2p.entry.api import Finished, HopReport, ScoredToken, TokenScores
 
