@@ -110,7 +110,7 @@ def mesh_json(
         flights: requests of the last minutes.
         now_ms: Unix milliseconds.
     """
-    stages = _drawn_first(_stages_of(status, peers))
+    stages = _stages_of(status, peers)
     total = status.total_layers or max((stage.layers.end for stage in stages), default=0)
     rates = token_rates(flights)
     return {
@@ -127,7 +127,7 @@ def mesh_json(
         },
         "model": {"id": status.model, "total_layers": total, "readiness": asdict(_readiness(status, models))},
         "coverage": _coverages(stages, total, status.recipe),
-        "stages": [_stage_json(stage) for stage in stages[:MAX_PICTURED_STAGES]],
+        "stages": [_stage_json(stage) for stage in _drawn(stages)],
         "num_stages": len(stages),
         "statuses": Counter(stage.status for stage in stages),
         "tokens_per_s": {
@@ -208,15 +208,20 @@ def _stages_of(status: NodeStatus, peers: Sequence[PeerView]) -> list[_Stage]:
     return stages
 
 
-def _drawn_first(stages: Iterable[_Stage]) -> list[_Stage]:
-    """In the order of their use to the mesh: what is cut off at the bound is what serves least, and replicas evenly over the layers."""
-    by_use = sorted(stages, key=lambda each: (not each.serves, _BY_USE.index(each.status), each.layers, each.peer_id))
+def _drawn(stages: Iterable[_Stage]) -> list[_Stage]:
+    """As many as are drawn, by their use to the mesh: what is left out serves least, or is one of the most held stretches."""
+    by_use = sorted(stages, key=_use)
     replicas: Counter[tuple[bool, LayerRange]] = Counter()
     ranked = []
     for stage in by_use:
         replicas[stage.serves, stage.layers] += 1
-        ranked.append((replicas[stage.serves, stage.layers], stage))
-    return [stage for _, stage in sorted(ranked, key=lambda each: (not each[1].serves, each[0]))]
+        ranked.append((not stage.serves, replicas[stage.serves, stage.layers], stage))
+    ranked.sort(key=lambda each: each[:2])
+    return sorted((stage for _, _, stage in ranked[:MAX_PICTURED_STAGES]), key=_use)
+
+
+def _use(stage: _Stage) -> tuple[object, ...]:
+    return (not stage.serves, _BY_USE.index(stage.status), stage.layers, stage.peer_id)
 
 
 def _coverages(stages: Sequence[_Stage], total: int, own_recipe: str | None) -> list[dict[str, Any]]:
