@@ -47,7 +47,8 @@ async def generate(url: str, model: str, prompts: Sequence[Sequence[int]], max_t
     with trio.fail_after(_TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             for prompt, answer, received in zip(prompts, answers, pieces, strict=True):
-                body = {"model": model, "prompt_ids": list(prompt), "max_tokens": max_tokens, "stream": True}
+                body = {"model": model, "prompt_ids": list(prompt), "max_tokens": max_tokens}
+                body |= {"stream": True, "tessella": True}
                 nursery.start_soon(_ask, url, json.dumps(body).encode(), answer, received)
     for answer, received in zip(answers, pieces, strict=True):
         _read(answer, received)

@@ -24,7 +24,7 @@ PATIENCE_S = 120.0
 
 
 async def generate(url: str, prompt_ids: tuple[int, ...], max_tokens: int = 64) -> dict[str, Any]:
-    body = {"model": MODEL, "prompt_ids": prompt_ids, "max_tokens": max_tokens, "temperature": 0}
+    body = {"model": MODEL, "prompt_ids": prompt_ids, "max_tokens": max_tokens, "temperature": 0, "tessella": True}
     async with httpx.AsyncClient(timeout=300.0) as client:
         answer = await client.post(f"{url}/v1/generate", json=body)
     assert answer.status_code == 200, answer.text
@@ -175,7 +175,8 @@ async def test_a_temperature_with_a_seed_repeats_itself(f32_mesh: MeshThread) ->
 @asynccontextmanager
 async def streaming(url: str, max_tokens: int) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
     """A streamed answer to the long prompt, chunk by chunk."""
-    body = {"model": MODEL, "prompt_ids": LONG_PROMPT.prompt_ids, "max_tokens": max_tokens, "stream": True}
+    body = {"model": MODEL, "prompt_ids": LONG_PROMPT.prompt_ids, "max_tokens": max_tokens}
+    body |= {"stream": True, "tessella": True}
     async with (
         httpx.AsyncClient(timeout=300.0) as client,
         client.stream("POST", f"{url}/v1/generate", json=body) as answer,
