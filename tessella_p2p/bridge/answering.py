@@ -268,6 +268,7 @@ class _Streamed:
     async def begin(self, index: int, generation: Generation) -> None:
         if self._dialect is None:
             self._dialect = self._reading.dialect(generation.prepared, self._created)
+            self._stream.generation = generation
 
     async def delta(self, index: int, delta: Delta) -> None:
         assert self._dialect is not None
