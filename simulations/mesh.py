@@ -56,7 +56,7 @@ TRUST_LIMIT = 1_000 * MICRO_PER_CREDIT
 """Micro-credits that either orchestrator counts of what the other one says."""
 _MAP_BYTES = 64 << 20
 _ROW_S = 0.002
-"""Virtual seconds of compute for a turn's first row; more rows cost a tenth each."""
+"""Virtual seconds of compute for a turn's first row."""
 
 
 class SimulatedClock:
@@ -81,6 +81,7 @@ class MeshShape:
         bootstraps: bootstrap nodes.
         dead_bootstraps: bootstrap addresses at which nobody answers; they stand before the others in every list.
         compute_s: virtual seconds of a turn's first row on every stage.
+        row_share: what each further row of a turn costs, as a share of the first.
         kv_pages: of each stage's engine; None for as many as its sessions may need.
     """
 
@@ -89,6 +90,7 @@ class MeshShape:
     bootstraps: int = 1
     dead_bootstraps: int = 0
     compute_s: float = _ROW_S
+    row_share: float = 0.1
     checkpoint_s: float = 5.0
     hop_timeout_s: float = 10.0
     kv_pages: int | None = None
@@ -326,12 +328,12 @@ class SimulatedMesh:
                 return node.engine(watched)
 
             await trio.sleep(1.0 + node.rng.random())
-            first_s = self.shape.compute_s
+            first_s, share = self.shape.compute_s, self.shape.row_share
             return StageService(
                 load_engine(),
                 load=load_engine,
                 inline=True,
-                compute_s=lambda rows: first_s * (1 + (rows - 1) / 10),
+                compute_s=lambda rows: first_s * (1 + (rows - 1) * share),
             )
 
         async def write(function: Callable[[], T], /) -> T:
