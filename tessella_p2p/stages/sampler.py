@@ -146,9 +146,12 @@ class Sampler:
         params = self.params
         ids: Ids | None = None  # None: all of them
         kept = shifted
-        if 0 < params.top_k < len(shifted):
-            ids = _largest(shifted, params.top_k)
+        if self._constraint is not None:  # few are left, and sorting many equal ones is slow
+            ids = np.flatnonzero(shifted > -np.inf)
             kept = shifted[ids]
+        if 0 < params.top_k < len(kept):
+            chosen = _largest(kept, params.top_k)
+            ids, kept = chosen if ids is None else ids[chosen], kept[chosen]
         weights = kept.astype(np.float64)
         # The largest becomes 0 before the division, so that no temperature, however small, gives inf − inf.
         with np.errstate(over="ignore"):
