@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import trio
 
-from benchmarks import chain, engine, ledger, net, orchestrator
+from benchmarks import chain, engine, http, ledger, net, orchestrator
 from benchmarks.bars import table
 from benchmarks.results import Result, write_json
 from tessella_p2p.base.errors import TessellaError
@@ -29,6 +29,7 @@ GROUPS: Mapping[str, Callable[[int], Awaitable[list[Result]]]] = {
     "engine": lambda rounds: engine.run(rounds, _report),
     "chain": lambda rounds: chain.run(rounds, _report),
     "net": lambda rounds: net.run(),
+    "http": lambda rounds: http.run(rounds, _report),
     "orchestrator": orchestrator.run,
     "ledger": lambda rounds: ledger.run(rounds, _report),
 }
