@@ -35,7 +35,7 @@ class Terminal:
 
     async def see(self, text: str) -> str:
         """Wait until ``text`` is shown; all that came until then, which is taken off what is seen."""
-        with trio.fail_after(_PATIENCE_S):
+        with trio.move_on_after(_PATIENCE_S):
             while text not in self.seen:
                 await trio.lowlevel.wait_readable(self._controller)
                 try:
@@ -44,6 +44,7 @@ class Terminal:
                     part = b""
                 assert part, f"the command ended, and {text!r} was never shown; what was: {self.seen}"
                 self.seen += self._decoder.decode(part)
+        assert text in self.seen, f"{text!r} was never shown; what was: {self.seen!r}"
         before, _, self.seen = self.seen.partition(text)
         return before
 
