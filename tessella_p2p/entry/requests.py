@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from typing import Literal, TypedDict
 
 from tessella_p2p.base.errors import NoRoute, TessellaError
 from tessella_p2p.base.ids import PeerId
@@ -99,6 +99,14 @@ class _OpenEpoch:
         return EpochRecord(self.epoch, self.route(), self.opened_ms, ended_ms, self.num_tokens, fault)
 
 
+class _TokensTold(TypedDict):
+    """What is known of a request's tokens: put together when it is asked for, since they come often."""
+
+    num_tokens: int
+    first_token_ms: float | None
+    last_token_ms: float | None
+
+
 @dataclass(slots=True)
 class Trail:
     """Follows one request; made by `RequestBook.begin`. Once it has ended, nothing is added."""
@@ -108,6 +116,8 @@ class Trail:
     _record: RequestRecord
     _past: list[EpochRecord] = field(default_factory=list)
     _epoch: _OpenEpoch | None = None
+    _first_token_at: float | None = None
+    _last_token_at: float | None = None
 
     @property
     def request_id(self) -> str:
@@ -138,14 +148,11 @@ class Trail:
 
     def token(self, now: float) -> None:
         """One more token of the answer arrived; of an embedding the vector, which is none."""
-        record, at_ms = self._record, self._ms(now)
-        if record.kind == "embedding":
-            self._note(first_token_ms=at_ms, last_token_ms=at_ms)
-            return
-        if self._epoch is not None:
+        if self._first_token_at is None:
+            self._first_token_at = now
+        self._last_token_at = now
+        if self._record.kind == "answer" and self._epoch is not None:
             self._epoch.num_tokens += 1
-        first_ms = at_ms if record.first_token_ms is None else record.first_token_ms
-        self._note(num_tokens=record.num_tokens + 1, first_token_ms=first_ms, last_token_ms=at_ms)
 
     def rerouted(self, error: TessellaError, now: float) -> None:
         """The newest chain is given up."""
@@ -162,22 +169,40 @@ class Trail:
 
     def snapshot(self) -> RequestRecord:
         """The record as of now."""
-        if self._epoch is None:
+        if self._record.end is not None:
             return self._record
-        return replace(self._record, epochs=(*self._past, self._epoch.record()))
+        return replace(self._record, **self._tokens_told(), epochs=self._epochs())
 
     def _end(self, how: str, fault: Fault | None, now: float) -> None:
         if self._record.end is not None:
             return
         self._close_epoch(fault, now)
-        self._note(end=how, fault=fault, ended_ms=self._ms(now))
+        self._record = replace(
+            self._record,
+            **self._tokens_told(),
+            epochs=self._epochs(),
+            end=how,
+            fault=fault,
+            ended_ms=self._ms(now),
+        )
         self._book.close(self)
+
+    def _tokens_told(self) -> _TokensTold:
+        first, last = self._first_token_at, self._last_token_at
+        return {
+            "num_tokens": sum(epoch.num_tokens for epoch in self._past)
+            + (self._epoch.num_tokens if self._epoch else 0),
+            "first_token_ms": None if first is None else self._ms(first),
+            "last_token_ms": None if last is None else self._ms(last),
+        }
+
+    def _epochs(self) -> tuple[EpochRecord, ...]:
+        return tuple(self._past) if self._epoch is None else (*self._past, self._epoch.record())
 
     def _close_epoch(self, fault: Fault | None, now: float) -> None:
         if self._epoch is not None:
             self._past.append(self._epoch.record(self._ms(now), fault))
             self._epoch = None
-            self._note(epochs=tuple(self._past))
 
     def _note(self, **changes: object) -> None:
         if self._record.end is None:
