@@ -143,7 +143,7 @@ def cli(
     ctx: click.Context, api_url: str | None, api_key: str | None, model_id: str | None, config_file: Path | None
 ) -> None:
     """One language model, run by many machines that nobody has to trust."""
-    is_client = ctx.invoked_subcommand in _CLIENTS
+    is_client = ctx.invoked_subcommand is None or ctx.invoked_subcommand in _CLIENTS
     said = read_client_file(config_file, os.environ) if is_client else ClientFile()
     ctx.obj = ClientOptions(
         api_url=api_url if api_url is not None else said.api_url or DEFAULT_API_URL,
