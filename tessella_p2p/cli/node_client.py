@@ -22,8 +22,7 @@ from tessella_p2p.base.errors import (
 from tessella_p2p.base.limits import MIB
 
 MAX_ANSWER_BYTES = 16 * MIB
-_CONNECT_S = 10.0
-_READ_S = 120.0
+TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 """The longest silence; a stream has a comment far more often."""
 
 
@@ -42,20 +41,10 @@ class NodeClient:
     def __init__(
         self, api_url: str, transport: httpx.BaseTransport | None = None, *, bearer: str | None = None
     ) -> None:
-        self._api_url = api_url.rstrip("/")
-        try:
-            url = httpx.URL(self._api_url)
-        except httpx.InvalidURL as error:
-            raise ConfigurationError(f"--api-url {api_url!r}: {error}") from error
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigurationError(f"--api-url {api_url!r}: http://HOST:PORT is expected")
-        if bearer is not None and url.scheme == "http" and not _is_local(url.host):
-            raise ConfigurationError(
-                f"{api_url}: a token is not sent unencrypted; use https, or a tunnel to this machine"
-            )
-        headers = {} if bearer is None else {"authorization": f"Bearer {bearer}"}
-        timeout = httpx.Timeout(_READ_S, connect=_CONNECT_S)
-        self._client = httpx.Client(base_url=self._api_url, headers=headers, timeout=timeout, transport=transport)
+        self._api_url = checked_url(api_url, bearer)
+        self._client = httpx.Client(
+            base_url=self._api_url, headers=bearer_headers(bearer), timeout=TIMEOUT, transport=transport
+        )
 
     def __enter__(self) -> NodeClient:
         return self
@@ -71,7 +60,7 @@ class NodeClient:
             MalformedMessage: the answer is too long, or no JSON.
             TessellaError: what the node refused with.
         """
-        with self._asking(), self._client.stream("GET", path, params=parameters) as answer:
+        with told_errors(self._api_url), self._client.stream("GET", path, params=parameters) as answer:
             return _json_of(answer)
 
     def post(self, path: str, body: Mapping[str, object]) -> Any:
@@ -80,7 +69,7 @@ class NodeClient:
         Raises:
             TessellaError: as `get`.
         """
-        with self._asking(), self._client.stream("POST", path, json=body) as answer:
+        with told_errors(self._api_url), self._client.stream("POST", path, json=body) as answer:
             return _json_of(answer)
 
     def model_id(self) -> str:
@@ -104,7 +93,7 @@ class NodeClient:
             StreamReset: the stream ended before its end was said.
             TessellaError: as `get`, and what ended the answer in its middle.
         """
-        with self._asking(), self._client.stream("POST", path, json=body) as answer:
+        with told_errors(self._api_url), self._client.stream("POST", path, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
                 _json_of(answer)
             for line in answer.iter_lines():
@@ -113,25 +102,46 @@ class NodeClient:
                 data = line.removeprefix("data:").strip()
                 if data == "[DONE]":
                     return
-                event = _parsed(data)
-                if "error" in event:
-                    raise _refusal(event)
-                yield event
+                yield event_of(data)
         raise StreamReset("the node's answer ended before it was complete; ask again")
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx.ConnectError as error:
-            raise TransportError(
-                f"no node answers at {self._api_url} ({error}): start one with `tessella-p2p daemon`, "
-                "or name another with -a URL before the subcommand"
-            ) from error
-        except httpx.TimeoutException as error:
-            raise TransportError(f"the node at {self._api_url} did not answer in time") from error
-        except httpx.TransportError as error:
-            raise StreamReset(f"the connection to {self._api_url} broke: {error}") from error
+
+def checked_url(api_url: str, bearer: str | None) -> str:
+    """``api_url`` without a slash at its end.
+
+    Raises:
+        ConfigurationError: it is no URL, or would show the token ``bearer`` to the network.
+    """
+    try:
+        url = httpx.URL(api_url)
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"--api-url {api_url!r}: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError(f"--api-url {api_url!r}: http://HOST:PORT is expected")
+    if bearer is not None and url.scheme == "http" and not _is_local(url.host):
+        raise ConfigurationError(f"{api_url}: a token is not sent unencrypted; use https, or a tunnel to this machine")
+    return api_url.rstrip("/")
+
+
+def bearer_headers(bearer: str | None) -> dict[str, str]:
+    """What a client with the token ``bearer`` sends with every request."""
+    return {} if bearer is None else {"authorization": f"Bearer {bearer}"}
+
+
+@contextmanager
+def told_errors(api_url: str) -> Iterator[None]:
+    """Errors of the connection to ``api_url``, as this project's own."""
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise TransportError(
+            f"no node answers at {api_url} ({error}): start one with `tessella-p2p daemon`, "
+            "or name another with -a URL before the subcommand"
+        ) from error
+    except httpx.TimeoutException as error:
+        raise TransportError(f"the node at {api_url} did not answer in time") from error
+    except httpx.TransportError as error:
+        raise StreamReset(f"the connection to {api_url} broke: {error}") from error
 
 
 def _is_local(host: str) -> bool:
@@ -145,8 +155,27 @@ def _json_of(answer: httpx.Response) -> Any:
     content = bytearray()
     for part in answer.iter_bytes():
         content += part
-        if len(content) > MAX_ANSWER_BYTES:
-            raise MalformedMessage(f"{answer.url} answers with over {MAX_ANSWER_BYTES // MIB} MiB")
+        check_length(answer, len(content))
+    return parsed_answer(answer, bytes(content))
+
+
+def check_length(answer: httpx.Response, num_bytes: int) -> None:
+    """Refuse what is longer than any answer of a node.
+
+    Raises:
+        MalformedMessage: it is.
+    """
+    if num_bytes > MAX_ANSWER_BYTES:
+        raise MalformedMessage(f"{answer.url} answers with over {MAX_ANSWER_BYTES // MIB} MiB")
+
+
+def parsed_answer(answer: httpx.Response, content: bytes) -> Any:
+    """The JSON of a whole answer.
+
+    Raises:
+        MalformedMessage: it is none.
+        TessellaError: what the node refused with.
+    """
     try:
         body = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -158,13 +187,21 @@ def _json_of(answer: httpx.Response) -> Any:
     return body
 
 
-def _parsed(data: str) -> dict[str, Any]:
+def event_of(data: str) -> dict[str, Any]:
+    """One event of a stream.
+
+    Raises:
+        MalformedMessage: it is no JSON object.
+        TessellaError: what ended the stream, if that is what it says.
+    """
     try:
         event = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage("an event of the node's stream is no JSON") from error
     if not isinstance(event, dict):
         raise MalformedMessage("an event of the node's stream is no JSON object")
+    if "error" in event:
+        raise _refusal(event)
     return event
 
 
