@@ -30,6 +30,7 @@ from tessella_p2p.base.limits import (
     MAX_TOKENS_PER_MINUTE,
 )
 from tessella_p2p.bridge.api_keys import ApiKey, ApiKeys, KeyLimits
+from tessella_p2p.node.keystore import check_folder
 from tessella_p2p.wire.messages import Tier
 
 log = structlog.get_logger(__name__)
@@ -39,7 +40,7 @@ _FILE_MODE: Final = 0o600
 _HEX_OF_DIGEST: Final = r"^[0-9a-f]{64}$"
 
 Stamp = tuple[int, int, int]
-"""What is another one once a file was replaced or written: its inode, its time of change in ns, and its size."""
+"""What is another one once a file was replaced, written, or made readable: its inode, its time of change in ns, and its size."""
 
 
 class _Row(BaseModel):
@@ -75,7 +76,8 @@ def read_keys(path: Path) -> ApiKeys:
     """The keys in ``path``; none where there is no file.
 
     Raises:
-        ConfigurationError: it is readable by others, somebody else's, damaged or unreadable; says how to mend it.
+        ConfigurationError: it is readable by others, somebody else's, damaged or unreadable, or others may write to its folder and so
+            bring back keys that were revoked; says how to mend it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,6 +91,7 @@ def read_keys(path: Path) -> ApiKeys:
             raise ConfigurationError(
                 f"{path}: the API keys have to be a file of this user's own that nobody else reads or writes: `chmod 600 {path}`"
             )
+        check_folder(path)
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_API_KEY_FILE_BYTES + 1)
     except OSError as error:
@@ -118,10 +121,11 @@ def changing(path: Path) -> Iterator[Callable[[ApiKeys], None]]:
     """What writes new keys in the place of those in ``path``; no other process changes them while the context lasts.
 
     Raises:
-        ConfigurationError: the folder cannot be made or written.
+        ConfigurationError: the folder cannot be made or written, or others may write to it.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_folder(path)
         lock = os.open(
             path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE
         )
@@ -187,7 +191,7 @@ def stamp_of(path: Path) -> Stamp | None:
         found = path.stat(follow_symlinks=False)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_ctime_ns, found.st_size
 
 
 async def follow_keys(

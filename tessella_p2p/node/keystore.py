@@ -46,11 +46,12 @@ def generate_key(path: Path) -> NodeKey:
     The file appears complete or not at all; of several processes that do this at once, one wins and the others are refused.
 
     Raises:
-        KeyFileError: there is a file already, or none can be made there.
+        KeyFileError: there is a file already, none can be made there, or others may write to its folder.
     """
     key = NodeKey(secrets.token_bytes(SEED_BYTES))
     try:
         _make_folder(path.parent)
+        check_folder(path)
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         _write(path, key.to_protobuf())
@@ -131,7 +132,7 @@ def _read(path: Path, descriptor: int) -> NodeKey:
             f"{path} may be read or written by others (mode {stat.S_IMODE(found.st_mode):04o}): `chmod 600 {path}`, "
             "and take the key for known to whoever has an account here"
         )
-    _check_folder(path)
+    check_folder(path)
     try:
         data = os.read(descriptor, KEY_FILE_BYTES + 1)
     except OSError as error:
@@ -149,14 +150,17 @@ def _refuse_content(path: Path, reason: str) -> NoReturn:
     raise KeyFileError(f"{path} is damaged: {reason}; bring it back from a backup, {_NEW_IDENTITY}")
 
 
-def _check_folder(path: Path) -> None:
-    """Whoever may write to the folder may put another key in the place of this one."""
+def check_folder(path: Path) -> None:
+    """Whoever may write to the folder of ``path`` may put another file in its place, or an older one back.
+
+    Raises:
+        KeyFileError: others may; says how to mend it.
+        OSError: there is no folder, or nothing can be said of it.
+    """
     folder = path.absolute().parent
     mode = folder.stat().st_mode
     if mode & 0o022 and not mode & stat.S_ISVTX:
-        raise KeyFileError(
-            f"{folder}, where the key file {path.name} is, may be written by others: `chmod go-w {folder}`"
-        )
+        raise KeyFileError(f"{folder}, the folder of {path.name}, may be written by others: `chmod go-w {folder}`")
 
 
 def _make_folder(folder: Path) -> None:

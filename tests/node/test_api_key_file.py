@@ -49,6 +49,18 @@ def test_keys_that_others_may_read_or_write_are_refused(tmp_path: Path, mode: in
         read_keys(path)
 
 
+def test_a_folder_that_others_may_write_to_has_no_keys_read_or_written(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    write(path, a_key())
+    before = path.read_bytes()
+    tmp_path.chmod(0o770)
+    with pytest.raises(ConfigurationError, match=f"`chmod go-w {tmp_path}`"):
+        read_keys(path)
+    with pytest.raises(ConfigurationError, match=f"`chmod go-w {tmp_path}`"):
+        write(path)
+    assert path.read_bytes() == before
+
+
 def test_a_link_and_a_folder_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "real.json", a_key())
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
@@ -135,6 +147,28 @@ async def test_without_a_signal_a_change_is_seen_at_the_next_look_and_nothing_is
             await changed.wait()
             nursery.cancel_scope.cancel()
     assert taken == [1, 0]
+
+
+async def test_keys_that_were_not_readable_are_taken_once_they_are(tmp_path: Path) -> None:
+    path, taken = path_in(tmp_path), list[int]()
+    write(path, a_key())
+    two = trio.Event()
+
+    def replace(keys: ApiKeys) -> None:
+        taken.append(len(keys))
+        if len(taken) == 2:
+            two.set()
+
+    with capture_logs() as logs, trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(follow_keys, path, replace, 0.001)
+            path.chmod(0o644)
+            while not any(line["event"] == "the API keys are not reloaded" for line in logs):
+                await trio.lowlevel.checkpoint()
+            path.chmod(0o600)  # its content is as old as before
+            await two.wait()
+            nursery.cancel_scope.cancel()
+    assert taken == [1, 1]
 
 
 async def test_a_node_does_not_start_with_a_damaged_file(tmp_path: Path) -> None:

@@ -103,6 +103,17 @@ def test_a_folder_that_others_may_write_to_is_refused(path: Path) -> None:
     load_key(path)
 
 
+def test_no_key_is_made_in_a_folder_that_others_may_write_to(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o775)
+    for make in (generate_key, load_or_generate_key):
+        with pytest.raises(KeyFileError, match=rf"`chmod go-w {path.parent}`"):
+            make(path)
+    assert list(path.parent.iterdir()) == []
+    path.parent.chmod(0o1777)
+    assert generate_key(path).peer_id == load_key(path).peer_id
+
+
 def test_a_link_to_a_key_is_refused(path: Path, tmp_path: Path) -> None:
     generate_key(path)
     link = tmp_path / "link.key"
