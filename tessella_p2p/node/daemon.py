@@ -33,6 +33,7 @@ from tessella_p2p.node.artifacts import open_artifact
 from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
 from tessella_p2p.node.config import NodeConfig
 from tessella_p2p.node.keystore import held_key
+from tessella_p2p.node.lifetime import outlive_hangups
 from tessella_p2p.node.standing import come_up, open_network, save_sequences
 from tessella_p2p.node.view import LiveNodeView, NodeFacts
 from tessella_p2p.node.watchdog import LoopWatchdog
@@ -105,12 +106,13 @@ def _origins(config: NodeConfig) -> OriginRules:
 
 
 async def _key_ring(config: NodeConfig, clock: WallClock, nursery: trio.Nursery) -> KeyRing | None:
-    """The API keys, kept as the file has them; None where nobody needs one.
+    """The API keys, kept as the file has them and read again at SIGHUP; None where nobody needs one.
 
     Raises:
         ConfigurationError: the file is damaged, or others may read it.
     """
     if config.api_keys != "required":
+        nursery.start_soon(outlive_hangups)
         return None
     ring = KeyRing(ApiKeys(), clock)
     await nursery.start(partial(follow_keys, path_in(config.data_dir), ring.replace))

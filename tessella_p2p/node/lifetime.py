@@ -43,6 +43,18 @@ async def until_told(*, exit_with_stdin: bool, task_status: trio.TaskStatus[None
         task_status.started()
 
 
+async def outlive_hangups() -> None:
+    """Say at each SIGHUP that there is nothing to read again, until cancelled: unheard, the signal would end the process at once.
+
+    Where standard input is a terminal, that is what its user wants who closes it, and the signal is left alone.
+    """
+    if os.isatty(0):
+        return
+    with trio.open_signal_receiver(signal.SIGHUP) as hangups:
+        async for _ in hangups:
+            log.info("nothing to read again", reason="SIGHUP")
+
+
 def write_ready_file(path: Path | None, content: Mapping[str, object]) -> None:
     """Write ``content`` as JSON, atomically: whoever sees the file sees all of it."""
     if path is None:

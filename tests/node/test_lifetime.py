@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
+from trio.testing import wait_all_tasks_blocked
 
-from tessella_p2p.node.lifetime import until_told, write_ready_file
+from tessella_p2p.node.lifetime import outlive_hangups, until_told, write_ready_file
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -25,6 +27,28 @@ async def test_a_signal_ends_the_wait(number: signal.Signals) -> None:
             await nursery.start(wait)
             os.kill(os.getpid(), number)
             await trio.sleep_forever()
+
+
+async def test_a_reload_of_what_has_nothing_to_read_again_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    monkeypatch.setattr(os, "isatty", lambda _: False)
+    with capture_logs() as logs, trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outlive_hangups)
+            await wait_all_tasks_blocked()
+            for number in (1, 2):
+                os.kill(os.getpid(), signal.SIGHUP)
+                while len(logs) < number:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    assert {line["event"] for line in logs} == {"nothing to read again"}
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+async def test_a_terminal_that_is_closed_ends_what_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 0)
+    await outlive_hangups()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("kind", ["ended pipe", "empty file", "closed"])
