@@ -175,8 +175,9 @@ def _some(text: str) -> list[Part]:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """The longest end of ``text`` that is a beginning of ``mark``."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+    """The longest end of ``text`` that is a beginning of ``mark``, whose first character comes once in it."""
+    at = text.rfind(mark[0], max(0, len(text) - len(mark) + 1))
+    return len(text) - at if at >= 0 and mark.startswith(text[at:]) else 0
 
 
 def _text_of(literal: str) -> str | None:
