@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
-import platformdirs
 from prompt_toolkit import PromptSession
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
 from tessella_p2p.base.errors import TessellaError
 from tessella_p2p.cli.asking import Answer, Mode, completion_question
 from tessella_p2p.cli.prompting import checked
+from tessella_p2p.cli.question_history import question_history
 from tessella_p2p.cli.talk import Talk
 from tessella_p2p.cli.terminal import printable
 
@@ -158,21 +156,10 @@ def _typed() -> Callable[[], str]:
         event.current_buffer.insert_text("\n")
 
     session: PromptSession[str] = PromptSession(
-        history=_history(),
+        history=question_history(),
         key_bindings=keys,
         output=create_output(always_prefer_tty=True),
         prompt_continuation=_MORE,
         enable_history_search=True,
     )
     return lambda: session.prompt(_NEXT)
-
-
-def _history() -> History:
-    """What was typed before, on disk for this user alone; in memory where the disk cannot have it."""
-    path = platformdirs.user_state_path("tessella-p2p", appauthor=False) / "chat_history"
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except OSError:
-        return InMemoryHistory()
-    return FileHistory(path)

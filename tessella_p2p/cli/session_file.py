@@ -6,9 +6,6 @@ them in its prefix cache, as long as it keeps it; a file that a stage has forgot
 
 from __future__ import annotations
 
-import os
-import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.limits import MAX_CHAT_MESSAGES, MAX_SESSION_FILE_BYTES, MIB
 from tessella_p2p.cli.asking import Turn
-
-_FILE_MODE = 0o600
+from tessella_p2p.cli.private_file import write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +78,7 @@ def save_session(path: Path, conversation: Conversation) -> None:
     data = content.model_dump_json(indent=1).encode() + b"\n"
     if len(data) > MAX_SESSION_FILE_BYTES or len(messages) > MAX_CHAT_MESSAGES:
         raise ConfigurationError(f"{path}: the conversation has become too long for a session file; begin a new one")
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            with suppress(FileNotFoundError):
-                part.unlink()
+        write_private(path, data)
     except OSError as error:
         raise ConfigurationError(f"{path}: the session file cannot be written: {error.strerror}") from error

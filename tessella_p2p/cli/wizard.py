@@ -227,7 +227,7 @@ def _offer_pull(config: NodeConfig) -> None:
 def _ask_port(answers: Answers, name: str, what: str) -> None:
     standard = NodeConfig.model_fields[name].default
     others = {getattr(answers.config(), other) for other in ("api_port", "p2p_port") if other in answers.given}
-    free = first_free_port(standard, lambda port: port not in others and _is_free(port))
+    free = first_free_port(standard, lambda port: port not in others and is_free(port))
     taken = "" if free == standard else f" ({standard} is taken)"
     _ask(answers, name, f"{what}{taken}", free)
 
@@ -253,7 +253,8 @@ def _is_wide(answers: Answers) -> bool:
     return host is not None and not ip_address(str(host.value)).is_loopback
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nobody on this machine listens on a port."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

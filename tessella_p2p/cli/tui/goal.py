@@ -39,7 +39,9 @@ def goal_of(address: str, operator: str) -> Goal:
     """
     address, operator = address.strip(), operator.strip()
     if not address:
-        raise ConfigurationError("an address is needed: a node's http://HOST:PORT, or an orchestrator's with its peer id")
+        raise ConfigurationError(
+            "an address is needed: a node's http://HOST:PORT, or an orchestrator's with its peer id"
+        )
     if address.lower().startswith(_WEB):
         try:
             check_http_url(address)
@@ -47,7 +49,9 @@ def goal_of(address: str, operator: str) -> Goal:
             raise ConfigurationError(str(error)) from error
         return Goal(api_url=address.rstrip("/"), operator=check_peer_id(operator) if operator else None)
     if "/" not in address and ":" in address:
-        raise ConfigurationError(f"write http://{address} for a node; an orchestrator is /ip4/HOST/tcp/PORT/p2p/PEER_ID")
+        raise ConfigurationError(
+            f"write http://{address} for a node; an orchestrator is /ip4/HOST/tcp/PORT/p2p/PEER_ID"
+        )
     mesh = parse_orchestrator(address, operator or None)
     return Goal(mesh=mesh, operator=mesh.peer_id)
 

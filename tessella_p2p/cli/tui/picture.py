@@ -136,4 +136,6 @@ def read_picture(event: Mapping[str, Any]) -> Picture:
         return Picture.model_validate(event)
     except ValidationError as error:
         where = ".".join(str(step) for step in error.errors(include_url=False, include_input=False)[0]["loc"])
-        raise MalformedMessage(f"the node's picture of its mesh cannot be read ({where}): is it of this version?") from None
+        raise MalformedMessage(
+            f"the node's picture of its mesh cannot be read ({where}): is it of this version?"
+        ) from None

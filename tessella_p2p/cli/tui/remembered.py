@@ -6,10 +6,8 @@ What a flag or a variable says is never written here, so that a script's values 
 from __future__ import annotations
 
 import os
-import secrets
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -17,9 +15,9 @@ import tomlkit
 
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.cli.client_file import default_client_file
+from tessella_p2p.cli.private_file import write_private
 
 _MAX_BYTES = 64 * 1024
-_FILE_MODE = 0o600
 _HEAD = (
     "What the terminal UI (`tessella-p2p` without arguments) was told last. Flags and variables win over this file; "
     "without it, everything is asked again."
@@ -86,20 +84,9 @@ def remember(path: Path, remembered: Remembered) -> None:
     Raises:
         ConfigurationError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        text = _updated(path, remembered)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            with suppress(FileNotFoundError):
-                part.unlink()
+        write_private(path, _updated(path, remembered).encode())
     except OSError as error:
         raise ConfigurationError(f"{path}: it cannot be written: {error.strerror}") from error
 

@@ -1,0 +1,128 @@
+"""The line at the bottom: what is typed, what was typed before, and commands that complete themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+_MAX_HISTORY = 1000
+_MAX_CHARS = 1 << 20
+
+
+class Prompt(TextArea):
+    """Enter sends, Alt-Enter or Ctrl-J begins a new line, Tab completes a command, Up and Down leaf through what was asked.
+
+    Args:
+        commands: the commands that are completed.
+        history: what was asked before, the newest last.
+    """
+
+    DEFAULT_CSS = """
+    Prompt {
+        height: auto; max-height: 8; border: none; padding: 0 1; background: transparent;
+        &:focus { border: none; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab", "complete", show=False),
+        Binding("alt+enter,ctrl+j", "break_line", show=False),
+        Binding("up", "older", show=False),
+        Binding("down", "newer", show=False),
+        Binding("pageup", "app.scroll('page_up')", show=False),
+        Binding("pagedown", "app.scroll('page_down')", show=False),
+        Binding("ctrl+home", "app.scroll('home')", show=False),
+        Binding("ctrl+end", "app.scroll('end')", show=False),
+        Binding("ctrl+d", "leave_or_delete", show=False),
+    ]
+
+    class Sent(Message):
+        """Enter was pressed on ``text``, which is not empty."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self, commands: Sequence[str], history: Sequence[str], *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id, compact=True, highlight_cursor_line=False, placeholder="Ask something, or /help")
+        self._commands = tuple(commands)
+        self._history = list(history)[-_MAX_HISTORY:]
+        self._place = len(self._history)
+        self._draft = ""
+
+    def completions(self) -> tuple[str, ...]:
+        """The commands that begin with what is typed; none where no command is being typed."""
+        typed = self.text
+        is_command = typed.startswith("/") and not any(c.isspace() for c in typed)
+        return tuple(command for command in self._commands if command.startswith(typed)) if is_command else ()
+
+    def update_suggestion(self) -> None:
+        """Show the rest of the command, where only one is left."""
+        found = self.completions()
+        self.suggestion = found[0][len(self.text) :] if len(found) == 1 else ""
+
+    def put(self, text: str) -> None:
+        """Replace what is typed; the cursor goes to its end."""
+        self.text = text
+        self.move_cursor(self.document.end)
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key != "enter":
+            await super()._on_key(event)
+            return
+        event.stop()
+        event.prevent_default()
+        text = self.text[:_MAX_CHARS]
+        if text.strip():
+            self._keep(text)
+            self.put("")
+            self.post_message(self.Sent(text))
+
+    def _keep(self, text: str) -> None:
+        if self._history[-1:] != [text]:
+            self._history.append(text)
+            del self._history[:-_MAX_HISTORY]
+        self._place = len(self._history)
+
+    def action_break_line(self) -> None:
+        """Begin a new line."""
+        self.insert("\n")
+
+    def action_complete(self) -> None:
+        """Type as much as all commands share that fit."""
+        found = self.completions()
+        if not found:
+            return
+        shared = found[0]
+        while not all(command.startswith(shared) for command in found):
+            shared = shared[:-1]
+        self.put(f"{shared} " if len(found) == 1 else shared)
+
+    def action_older(self) -> None:
+        """One line up; from the first one, to what was asked before."""
+        if not self.cursor_at_first_line:
+            self.action_cursor_up()
+        elif self._place:
+            if self._place == len(self._history):
+                self._draft = self.text
+            self._place -= 1
+            self.put(self._history[self._place])
+
+    def action_newer(self) -> None:
+        """One line down; from the last one, to what was asked after this."""
+        if not self.cursor_at_last_line:
+            self.action_cursor_down()
+        elif self._place < len(self._history):
+            self._place += 1
+            self.put(self._history[self._place] if self._place < len(self._history) else self._draft)
+
+    async def action_leave_or_delete(self) -> None:
+        """Leave, where nothing is typed."""
+        if self.text:
+            self.action_delete_right()
+        else:
+            await self.app.action_quit()
