@@ -2,7 +2,8 @@
 
 A web page of anybody's may have its own name lead to 127.0.0.1 (DNS rebinding); the browser then takes this server for the page's own,
 and lets the page read and send what is meant for whoever sits at this machine. The name in ``Host`` is the page's, so the request is
-refused. A server on another address than loopback is behind a proxy, or meant for everybody, and does not look.
+refused. A server on another address is behind a proxy, or meant for everybody, and does not look; but if it asks nobody for a key,
+its network alone keeps strangers out of it, and a page in a browser there is in that network: then it looks, too.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ _MISDIRECTED = 421
 _MAX_SHOWN_CHARS = 128
 
 
-def own_names(api_host: str, names: Iterable[str]) -> frozenset[str] | None:
-    """The names beside ``localhost`` under which a server on ``api_host`` may be asked; None where every name will do."""
-    if not ipaddress.ip_address(api_host).is_loopback:
+def own_names(api_host: str, names: Iterable[str], *, is_guarded: bool = True) -> frozenset[str] | None:
+    """The names beside ``localhost`` under which a server on ``api_host`` may be asked; None where every name will do.
+
+    Args:
+        api_host: the address that it listens on.
+        names: those of the configuration.
+        is_guarded: whether what is worth something there needs a secret that a page does not know.
+    """
+    if is_guarded and not ipaddress.ip_address(api_host).is_loopback:
         return None
     return frozenset(name.lower() for name in names)
 

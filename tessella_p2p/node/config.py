@@ -298,7 +298,14 @@ class NodeConfig(ModelRoleConfig):
     models_dir: Annotated[ModelsDir, _WORKER] = Field(default_factory=default_models_dir)
     api_host: Annotated[IpAddress, _WORKER, Field(description="the address of the HTTP API")] = "127.0.0.1"
     api_port: Annotated[Port, _WORKER, Field(description="the port of the HTTP API; 0 takes a free one")] = 8080
-    api_names: Annotated[ApiNames, _WORKER] = ()
+    api_names: Annotated[
+        ApiNames,
+        _WORKER,
+        Field(
+            description="names under which the HTTP API may be asked beside localhost, where it listens on loopback or asks for "
+            "no key: its own in the network, a proxy's"
+        ),
+    ] = ()
     api_keys: Annotated[
         Literal["off", "required"] | None,
         _WORKER,

@@ -78,7 +78,7 @@ async def run_daemon(config: NodeConfig) -> None:
                 app = create_app(
                     roles.entry,
                     view,
-                    names=own_names(config.api_host, _api_names(config)),
+                    names=own_names(config.api_host, _api_names(config), is_guarded=config.api_keys == "required"),
                     origins=_origins(config),
                     keys=await _key_ring(config, around.clock, nursery),
                 )

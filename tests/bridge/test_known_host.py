@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.bridge.known_host import is_own, own_names
 from tessella_p2p.bridge.orchestrator_app import create_orchestrator_app
-from tests.bridge.bridge_doubles import Caller, SpeakingEntry, app_for, error_shape, port_of, serving
+from tests.bridge.bridge_doubles import Caller, SpeakingEntry, app_for, chat_body, error_shape, port_of, serving
 from tests.bridge.orchestrator_world import registering, world
 from tests.bridge.raw_http import receive_all
 
@@ -64,10 +65,12 @@ def test_whatever_a_client_sends_is_one_or_the_other(host: str) -> None:
     is_own(host, NAMES)
 
 
-def test_names_matter_on_loopback_alone() -> None:
+def test_names_matter_on_loopback_and_where_nobody_needs_a_key() -> None:
     assert own_names("127.0.0.1", ["Mesh.Example"]) == own_names("::1", ["mesh.example"]) == NAMES
     assert own_names("0.0.0.0", ["mesh.example"]) is None
     assert own_names("192.168.1.5", []) is None
+    for host in ("0.0.0.0", "192.168.1.5", "127.0.0.1"):
+        assert own_names(host, ["Mesh.Example"], is_guarded=False) == NAMES
 
 
 async def test_the_orchestrator_answers_a_foreign_name_nothing(tmp_path: Path) -> None:
@@ -91,6 +94,19 @@ async def test_the_orchestrator_answers_a_foreign_name_nothing(tmp_path: Path) -
         answered = await Caller(app)("POST", "/register", raw, b"", {**headers, "host": "localhost"})
         assert answered is not None
         assert answered.status == 200, "the refusal did not use up the sequence"
+
+
+async def test_a_page_whose_name_leads_to_a_node_without_keys_is_no_page_of_its_own() -> None:
+    entry = SpeakingEntry()
+    app = app_for(entry, names=own_names("0.0.0.0", (), is_guarded=False))
+    rebound = {"host": "evil.example:8080", "origin": "http://evil.example:8080", "sec-fetch-site": "same-origin"}
+    body = json.dumps(chat_body()).encode()
+    answered = await Caller(app)("POST", "/v1/chat/completions", body, headers=rebound)
+    assert answered is not None
+    assert (answered.status, entry.asked) == (421, [])
+    answered = await Caller(app)("POST", "/v1/chat/completions", body, headers={"host": "192.168.1.5:8080"})
+    assert answered is not None
+    assert answered.status == 200
 
 
 async def test_the_nodes_api_does_so_on_the_wire() -> None:
