@@ -19,7 +19,7 @@ from tessella_p2p.base.limits import HTTP_BODY_TIMEOUT_S, MAX_HTTP_BODY_BYTES, S
 from tessella_p2p.bridge.answering import GenerationEndpoint
 from tessella_p2p.bridge.answers import encoded
 from tessella_p2p.bridge.api_docs import CONTENT_SECURITY_POLICY, docs_page
-from tessella_p2p.bridge.authorising import Authorising, KeyRing, MeteredEntry
+from tessella_p2p.bridge.authorising import HEALTH_PATH, Authorising, KeyRing, MeteredEntry
 from tessella_p2p.bridge.chat import read_chat
 from tessella_p2p.bridge.completions import read_completion
 from tessella_p2p.bridge.dashboard_app import DASHBOARD_PATHS, dashboard_routes
@@ -43,7 +43,7 @@ _ROUTES = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"),
         *("/v1/generate", "/v1/fim/completions", "/infill"),
-        *("/status", "/peers", "/metrics", REQUEST_PATHS[0]),
+        *("/status", "/peers", "/metrics", HEALTH_PATH, REQUEST_PATHS[0]),
     }
 )
 
@@ -97,6 +97,7 @@ def create_app(
             Route("/status", surface.status),
             Route("/peers", surface.peers),
             Route("/metrics", surface.metrics),
+            Route(HEALTH_PATH, surface.health),
             Route(OPENAPI_PATH, surface.openapi),
             Route(DOCS_PATH, surface.docs),
             *request_routes(entry),
@@ -148,6 +149,10 @@ class _NodeSurface:
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def health(self, _: Request) -> Response:
+        """Whoever restarts processes asks this, without a key: it says that this one answers, and nothing of the mesh."""
+        return json_response({"status": "ok"})
 
     async def openapi(self, _: Request) -> Response:
         return Response(self._document, media_type="application/json", headers={"cache-control": "no-store"})

@@ -36,13 +36,14 @@ from tessella_p2p.entry.api import (
 from tessella_p2p.entry.requests import RequestBook
 
 _READING: Final = frozenset({"GET", "HEAD"})
-_OPEN: Final = frozenset({"/", "/healthz"})
+HEALTH_PATH: Final = "/healthz"
+_OPEN: Final = frozenset({"/", HEALTH_PATH})
 _OPEN_FOLDER: Final = "/ui/"
 _REALM: Final = 'Bearer realm="tessella"'
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether a route is answered without a key: the dashboard's own files, which ask for one, and whether anybody is there."""
+    """Whether a route is answered without a key: the dashboard's own files, which ask for one, and whether the process answers."""
     return method in _READING and (path in _OPEN or (path.startswith(_OPEN_FOLDER) and ".." not in path))
 
 

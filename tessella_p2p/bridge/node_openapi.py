@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 from tessella_p2p.base.limits import MAX_CONTENT_PARTS, MAX_LOGIT_BIASES, MAX_STOP_CHARS, MAX_STOP_STRINGS
 from tessella_p2p.bridge import answers
 from tessella_p2p.bridge import node_schemas as s
+from tessella_p2p.bridge.authorising import HEALTH_PATH
 from tessella_p2p.bridge.completions import TextCompletion
 from tessella_p2p.bridge.embeddings import EmbeddingList
 from tessella_p2p.bridge.generate import Generated, GeneratedChunk
@@ -145,6 +146,7 @@ OPERATIONS: Final = (
         query={"model_id": "those of this model alone"},
     ),
     Operation("GET", "/metrics", "node", "Counters, in Prometheus' text format.", media_type=_TEXT),
+    Operation("GET", HEALTH_PATH, "node", "That this process answers; it needs no key.", answer=s.HEALTH),
     Operation("GET", "/requests", "node", "The caller's requests, in flight and last.", answer=s.REQUESTS),
     Operation("GET", "/requests/{request_id}", "node", "What became of one.", answer=s.REQUEST, codes=(404,)),
     Operation("GET", "/", "node", "The dashboard.", media_type=_HTML),

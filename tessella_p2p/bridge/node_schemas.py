@@ -191,6 +191,7 @@ REQUEST: Final = fields(
     fault=maybe(_FAULT, "null where nothing went wrong"),
     epochs=listed(_EPOCH),
 )
+HEALTH: Final = fields("The process answers; of the mesh this says nothing.", status={"const": "ok"})
 REQUESTS: Final = fields("Requests of this caller.", in_flight=listed(REQUEST), recent=listed(REQUEST))
 ERROR: Final = fields(
     "Any answer with a status of 400 and above.",

@@ -15,7 +15,17 @@ from tessella_p2p.base.limits import PREFLIGHT_S
 from tessella_p2p.bridge.api_keys import ApiKey, ApiKeys, KeyLimits, new_key
 from tessella_p2p.bridge.authorising import KeyRing, is_open
 from tessella_p2p.bridge.known_origin import OriginRules
-from tests.bridge.bridge_doubles import MODEL, Answered, Caller, SpeakingEntry, app_for, chat_body, error_shape, serving
+from tests.bridge.bridge_doubles import (
+    MODEL,
+    NO_ROUTE,
+    Answered,
+    Caller,
+    SpeakingEntry,
+    app_for,
+    chat_body,
+    error_shape,
+    serving,
+)
 
 NOW = SystemClock().unix_ms()
 PAGE = "https://chat.example.org"
@@ -70,6 +80,14 @@ def test_only_files_of_the_dashboard_and_the_health_check_are_open() -> None:
         *("/", "/healthz", "/ui/app.js")
     ]
     assert not is_open("POST", "/healthz")
+
+
+async def test_the_health_check_needs_no_key_and_tells_that_the_process_answers_alone() -> None:
+    entry = SpeakingEntry(not_ready=NO_ROUTE)
+    for app in (app_for(entry, keys=ring_of()), app_for(entry)):
+        answered = await ask(app, "/healthz", {})
+        assert (answered.status, answered.json()) == (200, {"status": "ok"})
+        assert (await ask(app, "/healthz", {"origin": PAGE})).status == 403
 
 
 async def test_a_body_is_not_read_before_its_key_is() -> None:

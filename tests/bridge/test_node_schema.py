@@ -141,7 +141,7 @@ async def test_generated_answers_have_the_fields_of_the_document(path: str, body
 
 async def test_what_the_node_tells_of_itself_has_the_fields_of_the_document() -> None:
     app = app_for(SpeakingEntry())
-    for path in ("/status", "/peers", "/v1/models", "/requests"):
+    for path in ("/status", "/peers", "/v1/models", "/requests", "/healthz"):
         _validator(_answer_schema("GET", path)).validate((await call(app, "GET", path)).json())
     _validator(_answer_schema("GET", "/v1/models/{model}")).validate(
         (await call(app, "GET", f"/v1/models/{MODEL}")).json()
