@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 import trio
@@ -179,10 +180,9 @@ class MeteredEntry:
         return self._entry.text_of(token_ids)
 
     async def embed(self, request: EmbedRequest) -> tuple[Embedded, ...]:
-        """See `Entry`; vectors are paid for once they are there."""
-        vectors = await self._entry.embed(request)
-        self._spend(request.caller.name, sum(vector.num_tokens for vector in vectors))
-        return vectors
+        """See `Entry`; an input is paid for once it is admitted."""
+        name = request.caller.name
+        return await self._entry.embed(replace(request, admitted=lambda num_tokens: self._spend(name, num_tokens)))
 
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Generation]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -168,11 +168,15 @@ class Generation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
-    """Vectors of some inputs, each a text as it stands or token ids."""
+    """Vectors of some inputs, each a text as it stands or token ids.
+
+    ``admitted`` is told the tokens of each input as its session opens, whatever becomes of it then.
+    """
 
     model: str
     inputs: Sequence[str | Sequence[int]]
     caller: Caller = Caller()
+    admitted: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,6 +331,8 @@ class EntryService:
                 trail.proven(trio.current_time())
                 asked = GenerateRequest(request.model, prompt_ids=ids, caller=request.caller)
                 async with self._placed(asked, trail, ids, 0, m.Sampling(), "embedding", route) as session:
+                    if request.admitted is not None:
+                        request.admitted(len(ids))
                     pooled = await session.vector()
                     trail.end("stop", trio.current_time())
                     return Embedded(pooled.vector, len(ids), session.prepared.request_id, session.route())

@@ -105,6 +105,9 @@ class SpeakingEntry:
         self.embedded.append(request)
         if self.refusal is not None:
             raise self.refusal
+        if request.admitted is not None:
+            for each in request.inputs:
+                request.admitted(len(each))
         if self.hold_after is not None:
             self.holding.set()
             try:

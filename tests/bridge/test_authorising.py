@@ -155,6 +155,25 @@ async def test_prompt_and_answer_count_against_the_tokens_of_a_key(stream: bool)
         assert (refused.status, error["type"]) == (429, "tokens")
 
 
+async def test_vectors_count_though_nobody_waits_for_them() -> None:
+    secret, key = a_key(KeyLimits(tokens_per_minute=10))
+    ring, entry = ring_of(key), SpeakingEntry(hold_after=0)
+    app = app_for(entry, keys=ring)
+    caller, body = Caller(app), json.dumps({"model": MODEL, "input": ["four", "three"]}).encode()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(caller, "POST", "/v1/embeddings", body, b"", bearer(secret))
+        await entry.holding.wait()
+        caller.left.set()
+    assert entry.ends == ["cancelled"]
+    left = ring.rates.headers(key.key_id, key.limits, trio.current_time())
+    assert left["x-ratelimit-remaining-tokens"] == "1"
+    entry.hold_after = None
+    assert (await ask(app, "/v1/embeddings", bearer(secret), body, "POST")).status == 200
+    refused = await ask(app, "/v1/embeddings", bearer(secret), body, "POST")
+    with error_shape(refused) as error:
+        assert (refused.status, error["type"]) == (429, "tokens")
+
+
 async def test_requests_at_a_time_are_bounded_and_a_client_that_leaves_frees_its_place() -> None:
     secret, key = a_key(KeyLimits(concurrent=1))
     entry = SpeakingEntry(hold_after=1)

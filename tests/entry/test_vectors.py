@@ -84,6 +84,18 @@ async def test_a_vector_is_signed_for_as_it_came(clock: VirtualClock) -> None:
         assert not world.failures()
 
 
+async def test_whoever_counts_is_told_of_an_input_before_it_has_a_vector(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE], hidden_size=HIDDEN_SIZE) as world:
+        told: list[int] = []
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(world.entry.embed, EmbedRequest(MODEL_ID, [list(PROMPT)], admitted=told.append))
+                session = await world.stages[0].session()
+                assert await session.known() == list(PROMPT)
+                scope.cancel()
+        assert told == [HERE]
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "a token": {"dtype": DType.U32, "body": bytes(4)},
     "another dtype": {"dtype": DType.U32, "body": TRUE},
