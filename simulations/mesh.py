@@ -25,7 +25,7 @@ from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import MICRO_PER_CREDIT, OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.api import Finished, GenerateRequest
-from tessella_p2p.entry.service import ServedModel
+from tessella_p2p.entry.finding import ServedModel
 from tessella_p2p.ledger.blocking import in_place
 from tessella_p2p.ledger.mirrors import Mirrors
 from tessella_p2p.ledger.proof_log import ProofLog

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 import structlog
@@ -16,19 +15,18 @@ from tessella_p2p.base.errors import (
     LocalProtocolError,
     NoRoute,
     Overloaded,
-    PromptTooLong,
     TessellaError,
 )
 from tessella_p2p.base.ids import PeerId, SessionId
 from tessella_p2p.base.limits import FINAL_RECEIPT_S, OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
-from tessella_p2p.dht.stage_records import VerifiedStage
 from tessella_p2p.entry.admission import Admission
 from tessella_p2p.entry.api import Caller, Embedded, EmbedRequest, GenerateRequest, ModelFeatures, Prepared
 from tessella_p2p.entry.blame import Blame
 from tessella_p2p.entry.chain import Chain
 from tessella_p2p.entry.codec import PromptCodec
 from tessella_p2p.entry.embedding import embed_each, input_ids
+from tessella_p2p.entry.finding import RouteFinder, ServedModel
 from tessella_p2p.entry.following import Following
 from tessella_p2p.entry.granting import Granting
 from tessella_p2p.entry.plan import EntryContext, SessionPlan, check_history, check_hop_body, sampling_of
@@ -37,31 +35,16 @@ from tessella_p2p.entry.proving import Proving
 from tessella_p2p.entry.reach import Reach
 from tessella_p2p.entry.readiness import ModelReadiness, PathStage, Readiness, path_of
 from tessella_p2p.entry.requests import CANCELLED, RequestBook, RequestKind, Trail
-from tessella_p2p.entry.routes import Route, choose_route, is_serving, no_route
+from tessella_p2p.entry.routes import Route
 from tessella_p2p.entry.session import Session
 from tessella_p2p.entry.token_streams import TokenTable
 from tessella_p2p.ledger.client import OrchestratorPort
 from tessella_p2p.ledger.failure_reports import FailureReports
-from tessella_p2p.model.coverage import walk
 from tessella_p2p.model.grammar import Constraint
-from tessella_p2p.model.recipe import by_preference
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire import protocols
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that this entry speaks for."""
-
-    model_id: str
-    codec: PromptCodec
-    manifest_root: bytes
-    recipes: tuple[str, ...]
-    """Their own names, in order of preference; each is served in one or more drift classes."""
-    hidden_size: int = 0
-    """Elements of a row of hidden states, to bound what a request makes the stages send; 0 where nothing of them is known."""
 
 
 class EntryService:
@@ -92,6 +75,8 @@ class EntryService:
         self._context = context
         self._model = model
         self._discovery = discovery
+        self._blame = Blame()
+        self._routes = RouteFinder(model, discovery, context.clock, self._blame, context.network.peer_id)
         self._reach = Reach(trio.current_time(), outage_grace_s, discovery.orchestrator_reachable)
         self._granting = Granting(context, client, self._reach, model.model_id, model.manifest_root, self.find_route)
         self._following: Following | None = None
@@ -108,7 +93,6 @@ class EntryService:
         self._max_input_tokens = max_input_tokens
         self._reports = reports
         self._table = TokenTable(context.checkpoint_s)
-        self._blame = Blame()
         self._readiness = Readiness()
         self._proving = Proving(self, self._readiness, discovery) if prove_routes else None
         self._scope_secret = context.random_bytes(32)
@@ -162,48 +146,9 @@ class EntryService:
 
     # ---- routes ----
 
-    def _stages(self, recipe: str, positions: int) -> tuple[VerifiedStage, ...]:
-        """Stages that may serve a session of ``positions``."""
-        total = self._model.codec.total_layers
-        stages = self._discovery.view.stages(self._model.manifest_root, recipe, self._context.clock.unix_ms())
-        return tuple(s for s in stages if s.max_positions >= positions and s.total_layers == total)
-
     def find_route(self, positions: int = 1, recipe: str | None = None) -> Route:
-        """The best route now that holds ``positions``; of ``recipe`` alone when the session began on one.
-
-        Raises:
-            NoRoute: names the missing layers.
-        """
-        total = self._model.codec.total_layers
-        penalties = self._blame.penalties(trio.current_time())
-        meshes = [self._stages(name, positions) for name in (self._published() if recipe is None else (recipe,))]
-        for stages in meshes:
-            route = choose_route(stages, total, penalties, self._context.network.peer_id)
-            if route is not None:
-                return route
-        raise no_route(
-            self._model.model_id, max(meshes, key=lambda stages: _num_rendered(stages, total), default=()), total
-        )
-
-    def _published(self) -> list[str]:
-        """Names under which the model's recipes are served now."""
-        seen = self._discovery.view.recipes(self._model.manifest_root, self._context.clock.unix_ms())
-        return by_preference(self._model.recipes, seen)
-
-    def _longest_route(self) -> Route:
-        """The route that holds the most positions. Raises `NoRoute`."""
-        route = self.find_route()
-        lengths = sorted({stage.max_positions for name in self._published() for stage in self._stages(name, 1)})
-        low, high = 0, len(lengths)
-        while low < high:
-            middle = (low + high) // 2
-            try:
-                route = self.find_route(lengths[middle])
-            except NoRoute:
-                high = middle
-            else:
-                low = middle + 1
-        return route
+        """See `finding.RouteFinder.find`."""
+        return self._routes.find(positions, recipe)
 
     def known_models(self) -> tuple[str, ...]:
         """The model."""
@@ -218,11 +163,7 @@ class EntryService:
 
     def has_route(self) -> bool:
         """Whether stages that say that they serve cover the whole model; none of them needs to have answered."""
-        try:
-            self.find_route()
-        except NoRoute:
-            return False
-        return True
+        return self._routes.exists()
 
     # ---- readiness ----
 
@@ -242,9 +183,8 @@ class EntryService:
             self.find_route()
 
     def serving(self) -> Collection[PathStage]:
-        """Every stage that says that it serves."""
-        names = self._published()
-        return {each for name in names for each in path_of(filter(is_serving, self._stages(name, 1)))}
+        """See `finding.RouteFinder.serving`."""
+        return self._routes.serving()
 
     def note_answer(self, route: Route) -> None:
         """A token came over ``route``."""
@@ -319,14 +259,14 @@ class EntryService:
         check_model(request.model, self._model.model_id)
         inputs = await input_ids(self._model.codec, request.inputs, self._max_input_tokens)
         longest = max(map(len, inputs))
-        self._route_of(longest, 0)
+        self._routes.holding(longest, 0)
         if self._proving is not None and await self._proving.admit():
-            self._route_of(longest, 0)
+            self._routes.holding(longest, 0)
         check_hop_body(self._model.hidden_size, longest)
 
         async def embed_one(ids: tuple[int, ...]) -> Embedded:
             with self._followed("embedding", request.model, request.caller) as trail:
-                route = self._route_of(len(ids), 0)
+                route = self._routes.holding(len(ids), 0)
                 trail.tokenised(len(ids), 0, trio.current_time())
                 trail.proven(trio.current_time())
                 asked = GenerateRequest(request.model, prompt_ids=ids, caller=request.caller)
@@ -455,17 +395,8 @@ class EntryService:
         wanted = request.max_tokens
         if wanted is not None and wanted < 1:
             raise InvalidRequest("max_tokens is 1 or more", "max_tokens")
-        route = self._route_of(prompt_tokens, wanted or 1)
+        route = self._routes.holding(prompt_tokens, wanted or 1)
         return route, route.max_positions - prompt_tokens if wanted is None else wanted
-
-    def _route_of(self, prompt_tokens: int, answer_tokens: int) -> Route:
-        """A route that holds both. Raises `NoRoute` where there is none at all, else `PromptTooLong`."""
-        try:
-            return self.find_route(prompt_tokens + answer_tokens)
-        except NoRoute:
-            longest = self._longest_route().max_positions
-            more = f", and at least {answer_tokens} more are asked for" if answer_tokens else ""
-            raise PromptTooLong(f"this route holds {longest} tokens; the prompt has {prompt_tokens}{more}") from None
 
     # ---- chains ----
 
@@ -494,7 +425,3 @@ class EntryService:
         if error is not None:
             log.warning("a head gave no last receipt", peer=error.peer)
             self.punish(error, ())
-
-
-def _num_rendered(stages: Iterable[VerifiedStage], total_layers: int) -> int:
-    return walk((stage.layers for stage in stages), total_layers).num_covered

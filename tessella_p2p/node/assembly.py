@@ -12,8 +12,9 @@ from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.base.limits import CHECKPOINT_S, HOP_TIMEOUT_S, OUTAGE_GRACE_S
 from tessella_p2p.dht.service import Discovery
+from tessella_p2p.entry.finding import ServedModel
 from tessella_p2p.entry.plan import EntryContext
-from tessella_p2p.entry.service import EntryService, ServedModel
+from tessella_p2p.entry.service import EntryService
 from tessella_p2p.ledger.blocking import RunBlocking
 from tessella_p2p.ledger.client import OrchestratorClient
 from tessella_p2p.ledger.failover import FailoverClient

@@ -22,7 +22,7 @@ from tessella_p2p.bridge.known_host import own_names
 from tessella_p2p.bridge.known_origin import OriginRules
 from tessella_p2p.bridge.server import serve
 from tessella_p2p.entry.codec import ArtifactCodec
-from tessella_p2p.entry.service import ServedModel
+from tessella_p2p.entry.finding import ServedModel
 from tessella_p2p.ledger.blocking import in_thread
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.model.artifact import Artifact

@@ -16,8 +16,9 @@ from tessella_p2p.base.ids import LayerRange, PeerId, SessionId
 from tessella_p2p.base.limits import HEARTBEAT_S
 from tessella_p2p.dht.service import Discovery
 from tessella_p2p.entry.api import Delta, Finished, GenerateRequest, TokenScores
+from tessella_p2p.entry.finding import ServedModel
 from tessella_p2p.entry.plan import EntryContext
-from tessella_p2p.entry.service import EntryService, ServedModel
+from tessella_p2p.entry.service import EntryService
 from tessella_p2p.ledger.failure_reports import FailureReports
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork, constant_latency
 from tessella_p2p.net.virtual_clock import VirtualClock
