@@ -21,7 +21,8 @@ from simulations.mesh import MeshShape, SimulatedMesh, node_key, simulate
 from simulations.toy_model import MODEL_ID, RECIPE, ROOT, ToyCodec
 from tessella_p2p.base.ids import LayerRange
 from tessella_p2p.bridge.app import create_app
-from tessella_p2p.entry.service import EntryService, ServedModel
+from tessella_p2p.entry.finding import ServedModel
+from tessella_p2p.entry.service import EntryService
 from tessella_p2p.ledger.blocking import in_place
 from tessella_p2p.ledger.proof_log import ProofLog
 from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork, constant_latency
@@ -36,7 +37,7 @@ from tessella_p2p.wire.envelope import ClockSequencer
 MODEL = MODEL_ID
 BARE_CHUNK = b"f0\r\ndata: " + b"x" * 230 + b"\r\n\r\n"
 """As large as a chunk of a chat, for the bare sockets beside it."""
-SESSIONS_A_STAGE = 64
+SESSIONS = 256
 _MAX_POSITIONS = 2048
 _LAYERS = 2
 _MAP_BYTES = 64 << 20
@@ -86,7 +87,7 @@ class Draws:
         self._prompts: dict[SessionKey, str] = {}
 
     def engine(self, engine: ToyEngine) -> StageEngine:
-        """An engine like ``engine`` whose draws are noted, and that has places for `SESSIONS_A_STAGE`."""
+        """An engine like ``engine`` whose draws are noted, and that has places for `SESSIONS`."""
         return _DrawingEngine(engine, self)
 
     def note(self, step: StepInput) -> None:
@@ -111,7 +112,7 @@ class _DrawingEngine(ToyEngine):
         super().__init__(
             engine.model,
             engine.layers,
-            max_sessions=SESSIONS_A_STAGE,
+            max_sessions=SESSIONS,
             max_positions=_MAX_POSITIONS,
             now=trio.current_time,
         )
@@ -140,12 +141,11 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, *, stages: int, turn_s: float) -> AsyncIterator[World]:
-    """A running mesh of ``stages`` whole models, and an entry that lists it.
+async def world(folder: Path, turn_s: float) -> AsyncIterator[World]:
+    """A running mesh of one stage with places for `SESSIONS`, and an entry that lists it.
 
     Args:
         folder: an empty one.
-        stages: each has places for `SESSIONS_A_STAGE`.
         turn_s: how long a turn takes, whatever its rows.
     """
     clock = LoopTime()
@@ -153,13 +153,10 @@ async def world(folder: Path, *, stages: int, turn_s: float) -> AsyncIterator[Wo
     draws = Draws()
     shape = MeshShape(layers=_LAYERS, min_stages=1, compute_s=turn_s, row_share=0.0, prove_routes=True)
     async with simulate(shape, seed=0, folder=folder, clock=clock, fabric=fabric) as mesh:
-        async with trio.open_nursery() as starting:
-            for _ in range(stages):
-                node = mesh.add_node()
-                node.engine = draws.engine
-                starting.start_soon(mesh.start_node, node)
-        for node in mesh.nodes:
-            await mesh.wait_listed(node, _LISTED_S)
+        node = mesh.add_node()
+        node.engine = draws.engine
+        await mesh.start_node(node)
+        await mesh.wait_listed(node, _LISTED_S)
         async with _entry(mesh, folder / "entry") as (entry, app):
             yield World(mesh, entry, app, draws)
 
