@@ -154,9 +154,8 @@ class Grants:
     def _take(self, askers: tuple[PeerId, ...], now_ms: int) -> None:
         """Take one grant out of the bucket of each, or refuse, and then take none."""
         left_of = {peer: self._left(peer, now_ms) for peer in askers}
+        self._make_room(askers, now_ms)
         for peer, left in left_of.items():
-            if peer not in self._buckets:
-                self._make_room(now_ms)
             self._buckets[peer] = (now_ms, left - 1000)
             self._buckets.move_to_end(peer)
 
@@ -171,10 +170,11 @@ class Grants:
             raise Overloaded(f"{peer} asks for more than {self._terms.rate_per_s} grants a second: wait")
         return left
 
-    def _make_room(self, now_ms: int) -> None:
-        """Forget whoever was not seen for so long that its bucket is full again: forgetting it changes nothing.
+    def _make_room(self, askers: tuple[PeerId, ...], now_ms: int) -> None:
+        """Have room for the buckets of all ``askers``, or refuse.
 
-        After a clock was set back that is said of those who were seen by the clock before.
+        Whoever was not seen for so long that its bucket is full again is forgotten: that changes nothing. After a clock was
+        set back that is said of those who were seen by the clock before.
         """
         refill_ms = self._terms.burst * 1000 // self._terms.rate_per_s
         while self._buckets:
@@ -182,5 +182,5 @@ class Grants:
             if 0 <= now_ms - at < refill_ms:
                 break
             del self._buckets[oldest]
-        if len(self._buckets) >= self._max_requesters:
+        if len(self._buckets) + sum(peer not in self._buckets for peer in askers) > self._max_requesters:
             raise Overloaded("too many requesters at once: try again later")

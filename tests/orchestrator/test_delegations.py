@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import Blacklisted, DelegationRefused, Overloaded
+from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import DELEGATION_TTL_S, MICRO_PER_CREDIT
 from tessella_p2p.orchestrator.catalogue import Catalogue
 from tessella_p2p.orchestrator.grants import Grants, GrantTerms, identity_behind
@@ -137,6 +138,17 @@ def test_a_grant_counts_for_the_entry_and_for_the_identity() -> None:
         ask("one", "another")
     ask("three", "another")
     ask("three", None)  # what was refused above took nothing of its own
+
+
+def test_where_there_is_no_room_for_the_identity_the_entry_loses_no_grant() -> None:
+    grants = Grants(ORCHESTRATOR, Catalogue([MODEL]), GrantTerms(rate_per_s=1, burst=1), max_requesters=1)
+
+    def ask(identity: PeerId | None) -> m.Granted:
+        return grants.grant(ENTRY.peer_id, request(), micro_credits=1, sequence=1, now_ms=NOW, identity=identity)
+
+    with pytest.raises(Overloaded, match="too many requesters"):
+        ask(IDENTITY.peer_id)
+    assert ask(None).tier == "Standard"
 
 
 def test_the_identitys_balance_decides_and_its_blacklisting_counts(tmp_path: Path) -> None:
