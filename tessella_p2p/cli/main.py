@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from tessella_p2p import __version__
 from tessella_p2p.base.errors import ConfigurationError, TessellaError
@@ -113,7 +114,12 @@ def _failure(error: TessellaError) -> _Failure:
     return _WrongConfiguration(str(error)) if isinstance(error, ConfigurationError) else _Failure(str(error))
 
 
-@click.group(cls=_LazyGroup, epilog=EXIT_STATUS_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    epilog=EXIT_STATUS_HELP,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="tessella-p2p")
 @click.option(
     "-a",
@@ -142,7 +148,13 @@ def _failure(error: TessellaError) -> _Failure:
 def cli(
     ctx: click.Context, api_url: str | None, api_key: str | None, model_id: str | None, config_file: Path | None
 ) -> None:
-    """One language model, run by many machines that nobody has to trust."""
+    """One language model, run by many machines that nobody has to trust.
+
+    Without a command, on a terminal: a terminal UI that attaches to a node or joins a mesh, and chats.
+    """
+    if ctx.invoked_subcommand is None:
+        _run_ui(ctx, api_url, api_key, model_id, config_file)
+        return
     is_client = ctx.invoked_subcommand is None or ctx.invoked_subcommand in _CLIENTS
     said = read_client_file(config_file, os.environ) if is_client else ClientFile()
     ctx.obj = ClientOptions(
@@ -151,6 +163,19 @@ def cli(
         api_key=api_key or said.api_key,
         config_file=config_file,
     )
+
+
+def _run_ui(
+    ctx: click.Context, api_url: str | None, api_key: str | None, model_id: str | None, config_file: Path | None
+) -> None:
+    """The terminal UI; where there is no terminal, what is missing is a command."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        if len(sys.argv) > 1:
+            ctx.fail("Missing command.")
+        raise NoArgsIsHelpError(ctx)
+    from tessella_p2p.cli.tui.command import run_ui
+
+    run_ui(api_url, api_key, model_id, read_client_file(config_file, os.environ))
 
 
 def main() -> None:

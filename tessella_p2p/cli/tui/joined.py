@@ -37,11 +37,17 @@ class JoinedNode:
         self._arguments = tuple(arguments)
         self._home = tempfile.TemporaryDirectory(prefix="tessella-ui-")
         self._process: asyncio.subprocess.Process | None = None
+        self._leaving = asyncio.Lock()
 
     @property
     def log_path(self) -> Path:
         """Where its log goes, as long as it runs."""
         return Path(self._home.name) / "node.log"
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process does."""
+        return self._process is not None and self._process.returncode is None
 
     @property
     def _ready_file(self) -> Path:
@@ -94,19 +100,19 @@ class JoinedNode:
 
     async def leave(self) -> None:
         """End it, and wait for that; it is killed when it takes too long."""
-        process = self._process
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                async with asyncio.timeout(_LEAVE_S):
+        async with self._leaving:
+            process, self._process = self._process, None
+            if process is not None:
+                assert process.stdin is not None
+                process.stdin.close()
+                try:
+                    async with asyncio.timeout(_LEAVE_S):
+                        await process.wait()
+                except TimeoutError:
+                    with suppress(ProcessLookupError):
+                        process.kill()
                     await process.wait()
-            except TimeoutError:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-            self._process = None
-        self._home.cleanup()
+            self._home.cleanup()
 
 
 def _plain(line: str) -> str:

@@ -1,0 +1,612 @@
+"""The terminal UI itself: where it is linked to, what is asked and answered, and what the commands do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from prompt_toolkit.history import History
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.timer import Timer
+from textual.widgets import Static
+
+from tessella_p2p.base.errors import ApiKeyRefused, ConfigurationError, NoRoute, TessellaError, TransportError
+from tessella_p2p.base.ids import PeerId
+from tessella_p2p.cli.asking import Answer, Manner, Turn, chat_question, take
+from tessella_p2p.cli.options import DEFAULT_API_URL
+from tessella_p2p.cli.tui.goal import Goal, check_operator
+from tessella_p2p.cli.tui.join_screen import JoinScreen
+from tessella_p2p.cli.tui.joined import JoinedNode
+from tessella_p2p.cli.tui.keeping import Keeper
+from tessella_p2p.cli.tui.node import AsyncNode
+from tessella_p2p.cli.tui.picture import Picture, read_picture
+from tessella_p2p.cli.tui.prompt import Prompt
+from tessella_p2p.cli.tui.remembered import Remembered, remember
+from tessella_p2p.cli.tui.screens import ConnectScreen, KeyScreen, ModelScreen, SwarmScreen
+from tessella_p2p.cli.tui.swarm import Numbers
+from tessella_p2p.cli.tui.transcript import AnswerView, Transcript
+from tessella_p2p.cli.tui.wishes import Wishes
+from tessella_p2p.cli.tui.words import (
+    answer_line,
+    credits_text,
+    explained,
+    mesh_line,
+    number,
+    shown,
+    status_text,
+    verdict,
+    way_line,
+)
+
+_MANNER: Final = Manner(max_tokens=1024, temperature=0.0)
+_DRAWS_PER_S: Final = 12
+_LOOK_AGAIN_S: Final = (1.0, 2.0, 4.0, 8.0)
+_MAX_ANSWER_CHARS: Final = 1 << 22
+_KEYS: Final = """\
+Enter sends, Alt-Enter or Ctrl-J begins a new line, Tab completes a command.
+Up and Down leaf through what was asked; Page Up and Page Down scroll.
+Escape or Ctrl-C stops an answer; Ctrl-D or Ctrl-Q leaves.
+A question that begins with a slash is asked with a space before it."""
+
+
+@dataclass(slots=True)
+class _Asking:
+    """An answer that is under way."""
+
+    view: AnswerView
+    answer: Answer
+    began: float
+    first: float | None = None
+    num_chunks: int = 0
+    stream: asyncio.Task[None] | None = None
+
+
+class TessellaUi(App[None]):
+    """The app.
+
+    Args:
+        wishes: what is known before anything is asked.
+        remembered_path: where answers are kept.
+        environ: the process environment.
+        history: of what was asked.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: $background; }
+    #head { height: 1; padding: 0 1; background: $primary 20%; text-wrap: nowrap; text-overflow: ellipsis; }
+    #hint { height: 1; padding: 0 1; color: $text-muted; display: none; text-wrap: nowrap; text-overflow: ellipsis; }
+    #hint.shown { display: block; }
+    #rule { height: 1; padding: 0 1; color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis; }
+    #foot, #way { height: 1; padding: 0 1; color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
+        Binding("escape", "stop_answer", show=False),
+        Binding("ctrl+q", "quit", show=False, priority=True),
+    ]
+
+    def __init__(self, wishes: Wishes, remembered_path: Path, environ: Mapping[str, str], history: History) -> None:
+        super().__init__()
+        self.started: list[JoinedNode] = []
+        """Every node that this UI started; whoever runs it ends them."""
+        self._wishes = wishes
+        self._remembered_path = remembered_path
+        self._environ = environ
+        self._history = history
+        self._commands = _commands(self)
+        self._head, self._foot, self._way = Static(id="head"), Static(id="foot"), Static(id="way")
+        self._hint = Static(id="hint")
+        self._transcript = Transcript()
+        asked = list(history.load_history_strings())[::-1]
+        self._prompt = Prompt(tuple(self._commands), asked, id="prompt")
+        self._numbers = Numbers()
+        self._node: AsyncNode | None = None
+        self._model: str | None = None
+        self._turns: tuple[Turn, ...] = ()
+        self._asking: _Asking | None = None
+        self._picture: Picture | None = None
+        self._lost = ""
+        self._keeper = Keeper()
+        self._ticking: Timer
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom."""
+        yield self._head
+        yield self._transcript
+        yield self._hint
+        yield self._prompt
+        yield self._foot
+        yield self._way
+
+    def on_mount(self) -> None:
+        """Link to a node, and ask where if nobody has said it."""
+        self._ticking = self.set_interval(1 / _DRAWS_PER_S, self._tick, pause=True)
+        self._prompt.focus()
+        self._show_head()
+        self._go(first=True)
+
+    # ---- the link to a node ----
+
+    @work(exclusive=True, group="link")
+    async def _go(self, *, first: bool) -> None:
+        """Ask where to go, unless it is known, until a node is linked or the user leaves it as it was."""
+        goal, said = None, ""
+        if first:
+            try:
+                goal = self._wishes.goal()
+            except ConfigurationError as error:
+                said = str(error)
+        asked = goal is None
+        while True:
+            if goal is None:
+                goal = await self._ask_goal(said)
+                asked = True
+                if goal is None:
+                    if self._node is None:
+                        self.exit()
+                    return
+            try:
+                linked = await self._link(goal, asked)
+            except TessellaError as error:
+                said = explained(error)
+            else:
+                if linked:
+                    return
+                said = ""
+            goal = None
+
+    async def _ask_goal(self, said: str) -> Goal | None:
+        kept = self._wishes.remembered
+        address = self._wishes.api_url or kept.api_url or kept.mesh or self._wishes.known_mesh or ""
+        if not address and await _answers(DEFAULT_API_URL):
+            address, said = (
+                DEFAULT_API_URL,
+                said or f"A node runs on this machine: Enter attaches to {DEFAULT_API_URL}.",
+            )
+        return await self.push_screen_wait(ConnectScreen(address, kept.operator or "", said))
+
+    async def _link(self, goal: Goal, asked: bool) -> bool:
+        """Attach to the node, or join the mesh; whether that was done.
+
+        Raises:
+            TessellaError: it cannot be done; says why.
+        """
+        if goal.api_url is not None:
+            return await self._attach_to(goal.api_url, goal.operator, Remembered(api_url=goal.api_url), asked)
+        assert goal.mesh is not None
+        kept = Remembered(mesh=goal.mesh.multiaddr)
+        note = ""
+        try:
+            return await self._attach_to(DEFAULT_API_URL, goal.operator, kept, asked)
+        except ConfigurationError:
+            note = f"The node at {DEFAULT_API_URL} belongs to another mesh, and is left alone."
+        except TessellaError:
+            pass  # nobody there: a node of our own it is
+        for node in self.started:
+            await node.leave()
+        joined = await self.push_screen_wait(
+            JoinScreen(
+                goal.mesh, self._wishes.model_id or self._wishes.remembered.model_id, self._environ, note, self.started
+            )
+        )
+        if joined is None:
+            return False
+        if await self._attach_to(await joined.api_url(), goal.operator, kept, asked):
+            self._watch_joined(joined)
+            return True
+        return False
+
+    async def _attach_to(self, api_url: str, operator: PeerId | None, kept: Remembered, asked: bool) -> bool:
+        """Link to a node, asking for a key where it wants one; False where the user has none.
+
+        Raises:
+            TessellaError: it does not answer, or follows another operator.
+        """
+        key = self._wishes.key_for(api_url)
+        typed: str | None = None
+        while True:
+            node = AsyncNode(api_url, key)
+            try:
+                status = await node.status()
+                following = _part(status, "orchestrator").get("peer_id")
+                check_operator(operator, PeerId(following) if isinstance(following, str) else None)
+            except ApiKeyRefused as error:
+                await node.aclose()
+                key = typed = await self.push_screen_wait(KeyScreen(api_url, str(error)))
+                if key is None:
+                    return False
+            except BaseException:
+                await node.aclose()
+                raise
+            else:
+                break
+        is_new = operator is None and isinstance(following, str)
+        if asked:
+            pinned = operator or (following if isinstance(following, str) else None)
+            self._keep(replace(kept, operator=pinned, api_key=typed, model_id=self._wishes.remembered.model_id))
+        await self._linked(
+            node, f"its operator is {shown(following)}, remembered from now on" if is_new and asked else ""
+        )
+        return True
+
+    async def _linked(self, node: AsyncNode, note: str) -> None:
+        former, self._node = self._node, node
+        if former is not None:
+            await former.aclose()
+        self._picture, self._model, self._lost = None, None, ""
+        await self._transcript.say(
+            f"linked to {node.api_url}{f'; {note}' if note else ''} · /help lists the commands", "note"
+        )
+        self._watch_mesh(node)
+        self._find_model(node)
+        self._show_head()
+        self._prompt.focus()
+
+    def _keep(self, remembered: Remembered) -> None:
+        """Remember what was answered."""
+        self._wishes = replace(self._wishes, remembered=remembered)
+        try:
+            remember(self._remembered_path, remembered)
+        except ConfigurationError as error:
+            self.notify(shown(error, 300), severity="warning", markup=False)
+
+    @work(exclusive=True, group="mesh")
+    async def _watch_mesh(self, node: AsyncNode) -> None:
+        """Keep the picture of the mesh, as long as there is a node."""
+        failures = 0
+        while True:
+            try:
+                async with aclosing(node.pictures()) as pictures:
+                    async for event in pictures:
+                        failures = 0
+                        self._see(read_picture(event))
+            except TessellaError as error:
+                self._lose(error)
+            await asyncio.sleep(_LOOK_AGAIN_S[min(failures, len(_LOOK_AGAIN_S) - 1)])
+            failures += 1
+
+    def _see(self, picture: Picture) -> None:
+        self._picture, self._lost = picture, ""
+        if isinstance(self.screen, SwarmScreen):
+            self.screen.show(picture)
+        self._show_head()
+        self._show_foot()
+
+    def _lose(self, error: TessellaError) -> None:
+        self._lost = "the node does not answer" if isinstance(error, TransportError) else shown(error, 120)
+        if isinstance(self.screen, SwarmScreen):
+            self.screen.lose(f"{self._lost}; this is the last picture")
+        self._show_head()
+
+    @work(exclusive=True, group="joined")
+    async def _watch_joined(self, node: JoinedNode) -> None:
+        """Say so when the node that was started ends by itself."""
+        await node.ended()
+        try:
+            node.check()
+        except ConfigurationError as error:
+            await self._transcript.say(f"{error}\n/connect starts it again", "error")
+
+    @work(exclusive=True, group="model")
+    async def _find_model(self, node: AsyncNode) -> None:
+        with suppress(TessellaError):  # the head of the screen says what is wrong, and who asks something is told
+            await self._model_now(node)
+
+    async def _model_now(self, node: AsyncNode) -> str:
+        """The model that is asked: the one wished for, or the first that the node can answer with.
+
+        Raises:
+            NoRoute: there is none.
+            TessellaError: the node does not answer.
+        """
+        if self._model is None:
+            wished = self._wishes.model_id
+            models = () if wished is not None else await node.model_ids()
+            kept = self._wishes.remembered.model_id
+            if wished is None and not models:
+                raise NoRoute("the node has no complete route for any model now")
+            self._model = wished or (kept if kept is not None and kept in models else models[0])
+            self._show_head()
+        return self._model
+
+    # ---- questions and answers ----
+
+    async def on_prompt_sent(self, event: Prompt.Sent) -> None:
+        """Ask, or do what a command says."""
+        text = event.text
+        self._history.append_string(text)
+        self._hint.remove_class("shown")
+        if text.startswith("/"):
+            self._obey(text)
+        elif self._asking is not None:
+            self._prompt.put(text)
+            self._say_hint("an answer is under way: Escape stops it")
+        else:
+            self._ask(text.removeprefix(" ") if text.startswith(" /") else text)
+
+    @work(group="answer")
+    async def _ask(self, text: str) -> None:
+        node = self._node
+        if node is None:
+            return
+        await self._transcript.say(text, "question")
+        asking = _Asking(await self._transcript.begin_answer(), Answer(), time.monotonic())
+        asking.stream = asyncio.create_task(self._stream(node, (*self._turns, Turn("user", text)), asking))
+        self._asking = asking
+        self._ticking.resume()
+        self._show_foot()
+        try:
+            await asyncio.wait({asking.stream})
+        finally:
+            asking.stream.cancel()
+            self._asking = None
+            self._ticking.pause()
+        asking.view.draw()
+        await self._conclude(asking, text)
+        self._show_foot(asking.answer)
+
+    async def _stream(self, node: AsyncNode, turns: tuple[Turn, ...], asking: _Asking) -> None:
+        model = await self._model_now(node)
+        question = chat_question(model, turns, _MANNER)
+        async with aclosing(node.events(question.path, question.body)) as events:
+            async for event in events:
+                piece = take(event, asking.answer)
+                if piece:
+                    asking.first = asking.first or time.monotonic()
+                    asking.num_chunks += 1
+                    asking.view.add(piece)
+                if len(asking.answer.text) > _MAX_ANSWER_CHARS:
+                    raise NoRoute("the answer is longer than any; it was stopped")
+
+    async def _conclude(self, asking: _Asking, text: str) -> None:
+        """What becomes of the answer: all of it is kept, also where the user stopped it; one that failed is not."""
+        answer, stream = asking.answer, asking.stream
+        assert stream is not None
+        error = None if stream.cancelled() else stream.exception()
+        if isinstance(error, TessellaError):
+            part = "\nThis answer is not part of the conversation." if answer.text else ""
+            await self._transcript.say(f"{explained(error)}{part}\nUp brings the question back.", "error")
+            return
+        if error is not None:
+            raise error  # a bug of ours
+        if answer.text:
+            self._turns = (*self._turns, Turn("user", text), Turn("assistant", answer.text))
+        if stream.cancelled():
+            await self._transcript.say("stopped", "note")
+        elif answer.reason == "length":
+            limit = number(answer.usage.get("completion_tokens", _MANNER.max_tokens), 0)
+            await self._transcript.say(f"cut at {limit} tokens; ask it to go on", "note")
+        elif not answer.text:
+            await self._transcript.say("the model had nothing to say", "note")
+
+    def _tick(self) -> None:
+        asking = self._asking
+        if asking is not None:
+            asking.view.draw()
+            self._show_foot()
+
+    # ---- what stands around the conversation ----
+
+    def _show_head(self) -> None:
+        parts = ["Tessella"]
+        if self._node is not None:
+            parts += [shown(self._model or "no model yet", 40), self._lost or self._standing(), self._node.api_url]
+        self._head.update(Content(" · ".join(parts)))
+
+    def _standing(self) -> str:
+        picture = self._picture
+        if picture is None:
+            return "looking"
+        holes = picture.coverage[0].holes if picture.coverage else ()
+        stages = picture.num_stages
+        return f"{verdict(picture.model, holes)} · {stages} stage{'s' * (stages != 1)}"
+
+    def _show_foot(self, done: Answer | None = None) -> None:
+        """While an answer comes: how it gets on. After it: what it was, until the next one."""
+        asking = self._asking
+        if asking is not None:
+            self._foot.update(Content(_under_way(asking, time.monotonic())))
+            self._way.update(Content("Escape stops it"))
+        elif done is not None and done.report:
+            self._keeper.hold(answer_line(done, self._model or ""), way_line(done.report))
+        if asking is None:
+            idle = mesh_line(self._picture) if self._picture is not None else ""
+            foot, way = self._keeper.lines(idle)
+            self._foot.update(Content(foot))
+            self._way.update(Content(way))
+
+    def on_text_area_changed(self) -> None:
+        """Say which commands begin like this."""
+        found = self._prompt.completions()
+        if not found:
+            self._hint.remove_class("shown")
+        elif len(found) == 1:
+            self._say_hint(f"{found[0]}  {self._commands[found[0]].help}")
+        else:
+            self._say_hint("  ".join(found))
+
+    def _say_hint(self, text: str) -> None:
+        self._hint.update(Content(text))
+        self._hint.add_class("shown")
+
+    def action_scroll(self, where: str) -> None:
+        """Scroll the conversation: ``page_up``, ``page_down``, ``home`` or ``end``."""
+        move: dict[str, Callable[[], None]] = {
+            "page_up": lambda: self._transcript.scroll_page_up(animate=False),
+            "page_down": lambda: self._transcript.scroll_page_down(animate=False),
+            "home": lambda: self._transcript.scroll_home(animate=False),
+            "end": self._transcript.anchor,
+        }
+        move[where]()
+
+    def action_interrupt(self) -> None:
+        """Ctrl-C: copy what is selected, stop the answer, drop what is typed; it never leaves by accident."""
+        if len(self.screen_stack) > 1:
+            self.screen.action_cancel() if hasattr(self.screen, "action_cancel") else None
+        elif self.screen.get_selected_text():
+            self.screen.action_copy_text()
+        elif self._prompt.selected_text:
+            self._prompt.action_copy()
+        elif self._asking is not None:
+            self.action_stop_answer()
+        elif self._prompt.text:
+            self._prompt.put("")
+        else:
+            self._say_hint("Ctrl-D or /quit leaves")
+
+    def action_stop_answer(self) -> None:
+        """End the answer that is under way; closing its stream ends it at the node, and on every stage."""
+        if self._asking is not None and self._asking.stream is not None:
+            self._asking.stream.cancel()
+
+    # ---- commands ----
+
+    @work(group="command")
+    async def _obey(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        command = self._commands.get(name)
+        try:
+            if command is None:
+                await self._transcript.say(f"{shown(name)} is no command; /help lists them", "error")
+            elif command.takes_argument or not argument.strip():
+                await command.run(argument.strip())
+            else:
+                await self._transcript.say(f"{name} takes nothing after it", "error")
+        except TessellaError as error:
+            await self._transcript.say(explained(error), "error")
+
+    def _linked_node(self) -> AsyncNode:
+        if self._node is None:
+            raise TransportError("no node is linked yet")
+        return self._node
+
+    async def show_swarm(self, _: str) -> None:
+        """``/swarm``."""
+        screen = SwarmScreen(self._numbers)
+        await self.push_screen(screen)
+        if self._picture is not None:
+            screen.show(self._picture)
+        if self._lost:
+            screen.lose(self._lost)
+
+    async def choose_model(self, name: str) -> None:
+        """``/model``: by name, or from a list."""
+        node = self._linked_node()
+        models = await node.model_ids()
+        if not models:
+            raise NoRoute("the node has no complete route for any model now")
+        chosen: str | None = name or await self.push_screen_wait(ModelScreen(models, self._model))
+        if chosen is None:
+            return
+        if chosen not in models:
+            raise ConfigurationError(
+                f"{shown(chosen)} is not answered here now; there is {', '.join(map(shown, models[:8]))}"
+            )
+        self._model = chosen
+        if self._wishes.remembered != Remembered():
+            self._keep(replace(self._wishes.remembered, model_id=chosen))
+        self._show_head()
+        await self._transcript.say(f"{shown(chosen)} is asked from now on; the conversation goes on", "note")
+
+    async def show_status(self, _: str) -> None:
+        """``/status``."""
+        node = self._linked_node()
+        await self._transcript.say(status_text(await node.status(), node.api_url), "note")
+
+    async def show_credits(self, _: str) -> None:
+        """``/credits``."""
+        await self._transcript.say(credits_text(await self._linked_node().status()), "note")
+
+    async def begin_anew(self, _: str) -> None:
+        """``/new``."""
+        self.action_stop_answer()
+        self._turns = ()
+        self._keeper = Keeper()
+        await self._transcript.clear()
+        self._show_foot()
+
+    async def save(self, name: str) -> None:
+        """``/save FILE``."""
+        if not name:
+            raise ConfigurationError(
+                "/save FILE: a .json file is one that `tessella-p2p chat --session-file` goes on with"
+            )
+        path = await asyncio.to_thread(self._keeper.save, name, self._model, self._turns)
+        await self._transcript.say(f"saved: {path}", "note")
+
+    async def connect(self, _: str) -> None:
+        """``/connect``."""
+        self.action_stop_answer()
+        self._go(first=False)
+
+    async def help(self, _: str) -> None:
+        """``/help``."""
+        width = max(len(command.usage) for command in self._commands.values())
+        lines = [f"{command.usage:<{width}}  {command.help}" for command in self._commands.values()]
+        await self._transcript.say("\n".join([*lines, "", _KEYS]), "note")
+
+    async def leave(self, _: str) -> None:
+        """``/quit``."""
+        self.exit()
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    usage: str
+    help: str
+    run: Callable[[str], Awaitable[None]]
+
+    @property
+    def takes_argument(self) -> bool:
+        return " " in self.usage
+
+
+def _commands(ui: TessellaUi) -> dict[str, _Command]:
+    listed = (
+        _Command("/swarm", "the mesh, live and anonymous", ui.show_swarm),
+        _Command("/model [NAME]", "ask another model from now on", ui.choose_model),
+        _Command("/status", "what this node is doing", ui.show_status),
+        _Command("/credits", "balance, tier and proofs", ui.show_credits),
+        _Command("/new", "begin a new conversation", ui.begin_anew),
+        _Command("/save FILE", "keep the conversation: .json to go on with it, anything else to read it", ui.save),
+        _Command("/connect", "another node, or another mesh", ui.connect),
+        _Command("/help", "this", ui.help),
+        _Command("/quit", "leave; so does Ctrl-D", ui.leave),
+    )
+    return {command.usage.partition(" ")[0]: command for command in listed}
+
+
+def _under_way(asking: _Asking, now: float) -> str:
+    if asking.first is None:
+        return f"waiting for the first token… {number(now - asking.began)} s"
+    elapsed = now - asking.first
+    rate = f" · {number((asking.num_chunks - 1) / elapsed)} tok/s" if elapsed > 0.5 else ""
+    return f"answering · first {number(1000 * (asking.first - asking.began), 0)} ms{rate}"
+
+
+async def _answers(api_url: str) -> bool:
+    """Whether a node runs there, with or without a key."""
+    node = AsyncNode(api_url)
+    try:
+        await node.status()
+    except ApiKeyRefused:
+        return True
+    except TessellaError:
+        return False
+    finally:
+        await node.aclose()
+    return True
+
+
+def _part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = status.get(name)
+    return value if isinstance(value, dict) else {}
