@@ -72,7 +72,10 @@ class KeyRing:
 
 
 class Authorising:
-    """Answers 401 without a key and 429 at one of its limits; tells the app for whom a request is: ``request.state.caller``."""
+    """Answers 401 without a key and 429 at one of its limits; tells the app for whom a request is: ``request.state.caller``.
+
+    ``request.state.key_counts`` says whether its key still does, for an answer that does not end by itself.
+    """
 
     def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
         self._app = app
@@ -88,7 +91,11 @@ class Authorising:
         if key is None:
             await send_answer(send, _unauthorised(given=secret is not None))
             return
-        scope["state"] = {**scope.get("state", {}), "caller": key.caller}
+
+        def counts() -> bool:
+            return self._ring.find(secret) is not None
+
+        scope["state"] = {**scope.get("state", {}), "caller": key.caller, "key_counts": counts}
         if scope["method"] in _READING:
             await self._app(scope, receive, send)
             return

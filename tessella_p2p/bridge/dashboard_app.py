@@ -8,6 +8,7 @@ itself stays text.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
 from itertools import takewhile
@@ -92,7 +93,7 @@ class _StaticFile:
 
 
 class PictureStream:
-    """An ASGI app: server-sent events, one picture of the mesh each second, until the client leaves."""
+    """An ASGI app: server-sent events, one picture of the mesh each second, until the client leaves or its key counts no longer."""
 
     def __init__(self, entry: Entry, node: NodeView, clock: WallClock) -> None:
         self._entry = entry
@@ -117,10 +118,14 @@ class PictureStream:
         if self._num_watchers >= MAX_PICTURE_WATCHERS:
             raise Overloaded(f"{MAX_PICTURE_WATCHERS} clients watch this node already; close one of them")
         caller: Caller = getattr(request.state, "caller", Caller())
+        key_counts: Callable[[], bool] = getattr(request.state, "key_counts", lambda: True)
         stream = EventStream(send, SSE_PING_S)
         self._num_watchers += 1
         try:
-            await ClientWatch(receive).guard(lambda: self._show(stream, caller), self._prove)
+            watch = ClientWatch(receive)
+            await watch.guard(lambda: self._show(stream, caller, key_counts), self._prove)
+            if not watch.left:
+                await stream.end()
         finally:
             self._num_watchers -= 1
 
@@ -129,8 +134,9 @@ class PictureStream:
         with suppress(TessellaError):  # the picture tells of it
             await self._entry.check_ready()
 
-    async def _show(self, stream: EventStream, caller: Caller) -> None:
-        while True:
+    async def _show(self, stream: EventStream, caller: Caller, key_counts: Callable[[], bool]) -> None:
+        """Until the client leaves, or its key is revoked or over."""
+        while key_counts():
             await stream.write(event(self.picture(caller)))
             await trio.sleep(PICTURE_PERIOD_S)
 

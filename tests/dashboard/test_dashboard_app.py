@@ -164,6 +164,18 @@ async def test_a_node_with_keys_shows_the_mesh_to_a_key_and_other_peoples_reques
         assert ("req-1" in json.dumps(picture)) == (name is not None)
 
 
+async def test_who_watches_with_a_key_that_is_revoked_sees_no_more_of_the_mesh(autojump: object) -> None:
+    secret, key = new_key(os.urandom, label="alice", now_ms=SystemClock().unix_ms())
+    ring = KeyRing(ApiKeys([key]), SystemClock())
+    client = Caller(app(keys=ring))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: client("GET", "/events", headers={"authorization": f"Bearer {secret}"}))
+            await client.part_came.wait()
+            ring.replace(ApiKeys())
+    assert len(list(events_of(b"".join(client.parts)))) == 1
+
+
 async def test_however_many_watch_the_mesh_is_drawn_twice_a_second(autojump: object) -> None:
     class Counting(PaperNode):
         num_drawn = 0
