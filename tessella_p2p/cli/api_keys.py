@@ -260,7 +260,12 @@ def _sealed(key: NodeKey, entry: PeerId, expires: int | None, now_ms: int) -> by
 
 
 def _identity_of(key: ApiKey) -> str | None:
-    return None if key.delegation is None else peek_signer(key.delegation)
+    if key.delegation is None:
+        return None
+    try:
+        return peek_signer(key.delegation)
+    except RemoteProtocolError:  # the file was changed by hand: the other keys are to be seen all the same
+        return "unreadable: make this key anew"
 
 
 def _json_of(key: ApiKey) -> dict[str, object]:

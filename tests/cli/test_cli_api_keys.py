@@ -53,6 +53,20 @@ def test_a_key_is_shown_once_and_alone_on_standard_output(tmp_path: Path) -> Non
     assert secret not in path_in(tmp_path / "data").read_text()
 
 
+def test_a_key_whose_delegation_was_damaged_is_listed_beside_the_others(tmp_path: Path) -> None:
+    generate_key(tmp_path / "node.key")
+    generate_key(tmp_path / "identity.key")
+    added(tmp_path, "--label", "broken", "--identity", str(tmp_path / "identity.key"))
+    added(tmp_path, "--label", "sound")
+    path = path_in(tmp_path / "data")
+    (sealed,) = (key.delegation for key in kept(tmp_path) if key.delegation is not None)
+    path.write_text(path.read_text().replace(sealed.hex(), sealed.hex()[:-2]))
+    listed = invoke(tmp_path, "keys", "api", "list", "--json")
+    assert listed.exit_code == 0, listed.stderr
+    identities = {row["label"]: row["identity"] for row in json.loads(listed.stdout)}
+    assert identities == {"broken": "unreadable: make this key anew", "sound": None}
+
+
 def test_limits_are_kept_as_they_were_given(tmp_path: Path) -> None:
     before_ms = SystemClock().unix_ms()
     made = added(
