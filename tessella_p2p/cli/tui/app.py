@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from prompt_toolkit.history import History
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -23,7 +22,6 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.cli.asking import Answer, Manner, Turn, chat_question, take
 from tessella_p2p.cli.options import DEFAULT_API_URL
 from tessella_p2p.cli.tui.goal import Goal, check_operator
-from tessella_p2p.cli.tui.join_screen import JoinScreen
 from tessella_p2p.cli.tui.joined import JoinedNode
 from tessella_p2p.cli.tui.keeping import Keeper
 from tessella_p2p.cli.tui.node import AsyncNode
@@ -45,6 +43,9 @@ from tessella_p2p.cli.tui.words import (
     verdict,
     way_line,
 )
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
 
 _MANNER: Final = Manner(max_tokens=1024, temperature=0.0)
 _DRAWS_PER_S: Final = 12
@@ -76,7 +77,6 @@ class TessellaUi(App[None]):
         wishes: what is known before anything is asked.
         remembered_path: where answers are kept.
         environ: the process environment.
-        history: of what was asked.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -85,7 +85,6 @@ class TessellaUi(App[None]):
     #head { height: 1; padding: 0 1; background: $primary 20%; text-wrap: nowrap; text-overflow: ellipsis; }
     #hint { height: 1; padding: 0 1; color: $text-muted; display: none; text-wrap: nowrap; text-overflow: ellipsis; }
     #hint.shown { display: block; }
-    #rule { height: 1; padding: 0 1; color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis; }
     #foot, #way { height: 1; padding: 0 1; color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -94,20 +93,19 @@ class TessellaUi(App[None]):
         Binding("ctrl+q", "quit", show=False, priority=True),
     ]
 
-    def __init__(self, wishes: Wishes, remembered_path: Path, environ: Mapping[str, str], history: History) -> None:
+    def __init__(self, wishes: Wishes, remembered_path: Path, environ: Mapping[str, str]) -> None:
         super().__init__()
         self.started: list[JoinedNode] = []
         """Every node that this UI started; whoever runs it ends them."""
         self._wishes = wishes
         self._remembered_path = remembered_path
         self._environ = environ
-        self._history = history
+        self._history: History | None = None
         self._commands = _commands(self)
         self._head, self._foot, self._way = Static(id="head"), Static(id="foot"), Static(id="way")
         self._hint = Static(id="hint")
         self._transcript = Transcript()
-        asked = list(history.load_history_strings())[::-1]
-        self._prompt = Prompt(tuple(self._commands), asked, id="prompt")
+        self._prompt = Prompt(tuple(self._commands), id="prompt")
         self._numbers = Numbers()
         self._node: AsyncNode | None = None
         self._model: str | None = None
@@ -132,7 +130,15 @@ class TessellaUi(App[None]):
         self._ticking = self.set_interval(1 / _DRAWS_PER_S, self._tick, pause=True)
         self._prompt.focus()
         self._show_head()
+        self._read_history()
         self._go(first=True)
+
+    @work
+    async def _read_history(self) -> None:
+        from tessella_p2p.cli.question_history import question_history  # it takes as long as everything else here
+
+        self._history = await asyncio.to_thread(question_history)
+        self._prompt.recall(list(self._history.load_history_strings())[::-1])
 
     # ---- the link to a node ----
 
@@ -193,6 +199,10 @@ class TessellaUi(App[None]):
             pass  # nobody there: a node of our own it is
         for node in self.started:
             await node.leave()
+        from tessella_p2p.cli.tui.join_screen import (
+            JoinScreen,
+        )  # what a daemon's settings import is much, and seldom needed
+
         joined = await self.push_screen_wait(
             JoinScreen(
                 goal.mesh, self._wishes.model_id or self._wishes.remembered.model_id, self._environ, note, self.started
@@ -323,7 +333,8 @@ class TessellaUi(App[None]):
     async def on_prompt_sent(self, event: Prompt.Sent) -> None:
         """Ask, or do what a command says."""
         text = event.text
-        self._history.append_string(text)
+        if self._history is not None:
+            self._history.append_string(text)
         self._hint.remove_class("shown")
         if text.startswith("/"):
             self._obey(text)

@@ -9,16 +9,11 @@ import tomllib
 from pathlib import Path
 
 import click
-from prompt_toolkit.history import History
 
 from tessella_p2p.cli.client_file import ClientFile
-from tessella_p2p.cli.question_history import question_history
 from tessella_p2p.cli.tui.app import TessellaUi
 from tessella_p2p.cli.tui.remembered import default_path, read_remembered
 from tessella_p2p.cli.tui.wishes import Wishes
-from tessella_p2p.node.config import NodeConfig
-from tessella_p2p.node.config_file import found_config
-from tessella_p2p.node.settings import variables_of
 
 _MESH = "orchestrator_url"
 
@@ -34,21 +29,20 @@ def run_ui(api_url: str | None, api_key: str | None, model_id: str | None, clien
         ConfigurationError: ``ui.toml`` is damaged.
     """
     path = default_path(os.environ)
-    variables = variables_of(_MESH, NodeConfig.model_fields[_MESH])
     wishes = Wishes(
         api_url=api_url,
         api_key=api_key,
         model_id=model_id,
-        mesh=next((os.environ[name] for name in variables if os.environ.get(name)), None),
+        mesh=_mesh_of_environment(),
         remembered=read_remembered(path),
         client=client,
-        known_mesh=_own_mesh(),
+        known_mesh=_own_mesh(path.with_name("node.toml")),
     )
-    asyncio.run(_run(wishes, path, question_history()))
+    asyncio.run(_run(wishes, path))
 
 
-async def _run(wishes: Wishes, path: Path, history: History) -> None:
-    ui = TessellaUi(wishes, path, os.environ, history)
+async def _run(wishes: Wishes, path: Path) -> None:
+    ui = TessellaUi(wishes, path, os.environ)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, ui.exit)
@@ -63,11 +57,21 @@ async def _run(wishes: Wishes, path: Path, history: History) -> None:
         raise SystemExit(ui.return_code)
 
 
-def _own_mesh() -> str | None:
+def _mesh_of_environment() -> str | None:
+    """The orchestrator that a variable names."""
+    if not any(name.endswith("ORCHESTRATOR_URL") for name in os.environ):
+        return None
+    from tessella_p2p.node.config import NodeConfig  # only where there is one: a node's settings import much
+    from tessella_p2p.node.settings import variables_of
+
+    variables = variables_of(_MESH, NodeConfig.model_fields[_MESH])
+    return next((os.environ[name] for name in variables if os.environ.get(name)), None)
+
+
+def _own_mesh(path: Path) -> str | None:
     """The orchestrator that this machine's node has in its file, to be proposed; whatever is wrong with that file."""
-    path = found_config("node", os.environ)
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8")).get(_MESH) if path is not None else None
+        said = tomllib.loads(path.read_text(encoding="utf-8")).get(_MESH)
     except (OSError, ValueError, RecursionError):
         return None
     return said if isinstance(said, str) else None

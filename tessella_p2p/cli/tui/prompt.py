@@ -19,13 +19,12 @@ class Prompt(TextArea):
 
     Args:
         commands: the commands that are completed.
-        history: what was asked before, the newest last.
     """
 
     DEFAULT_CSS = """
     Prompt {
-        height: auto; max-height: 8; border: none; padding: 0 1; background: transparent;
-        &:focus { border: none; }
+        height: auto; max-height: 9; border: none; border-top: solid $primary; padding: 0 1; background: transparent;
+        &:focus { border: none; border-top: solid $primary; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -47,12 +46,17 @@ class Prompt(TextArea):
             super().__init__()
             self.text = text
 
-    def __init__(self, commands: Sequence[str], history: Sequence[str], *, id: str | None = None) -> None:  # noqa: A002
+    def __init__(self, commands: Sequence[str], *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id, compact=True, highlight_cursor_line=False, placeholder="Ask something, or /help")
         self._commands = tuple(commands)
-        self._history = list(history)[-_MAX_HISTORY:]
-        self._place = len(self._history)
+        self._history: list[str] = []
+        self._place = 0
         self._draft = ""
+
+    def recall(self, asked: Sequence[str]) -> None:
+        """Take up what was asked before this UI started, the newest last."""
+        self._history = [*asked, *self._history][-_MAX_HISTORY:]
+        self._place = len(self._history)
 
     def completions(self) -> tuple[str, ...]:
         """The commands that begin with what is typed; none where no command is being typed."""

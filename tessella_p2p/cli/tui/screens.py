@@ -177,7 +177,7 @@ class SwarmScreen(ModalScreen[None]):
         with VerticalScroll():
             yield self._said
             yield self._drawn
-        yield Static("live, each second · peers are numbered, not named · arrows scroll, Escape leaves", classes="keys")
+        yield Static("live · peers are numbered, not named · arrows scroll, Escape leaves", classes="keys")
 
     def on_mount(self) -> None:
         """Keys scroll."""

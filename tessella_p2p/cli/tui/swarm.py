@@ -76,11 +76,11 @@ def _head(picture: Picture, width: int) -> list[Content]:
 
 
 def spark(values: Sequence[float]) -> str:
-    """Numbers as a row of bars, the highest one as high as a line."""
+    """Numbers as a row of bars, the highest one as high as a line; it begins where there is something."""
     highest = max(values, default=0.0)
     if highest <= 0:
         return ""
-    return "".join(_BARS[round(max(value, 0.0) / highest * (len(_BARS) - 1))] for value in values)
+    return "".join(_BARS[round(max(value, 0.0) / highest * (len(_BARS) - 1))] for value in values).lstrip()
 
 
 def _axis(total: int, span: int) -> str:
