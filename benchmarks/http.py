@@ -11,22 +11,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import trio
+
 from benchmarks.http_load import Streamed, bare_all, stream_all, whole_all
 from benchmarks.json_lines import JsonLines, process
 from benchmarks.net_wire import quiet
 from benchmarks.results import BenchmarkError, Result, of_runs
+from tessella_p2p.base.limits import GRANT_RATE_PER_S, MAX_HELD_TICKETS
 
 STREAMS = 200
 TOKENS_EACH = 100
-STAGES = 4
-"""Of the paced mesh; each has places for 64 sessions, and has them all in one turn."""
-TURN_S = 0.09
-"""With what lies between two turns: ten tokens a second of each stream."""
+BEAT_S = 0.05
+"""Of the paced mesh: each stream has every second one, so ten tokens a second, and a hundred streams have theirs at the same time."""
+_WARM = 4
 _FIRSTS = 30
 _FAST_STREAMS = 8
 _FAST_TOKENS = 400
-_CLIENTS = 16
-_ASKED_EACH = 25
+_CLIENTS = 10
+_ASKED_EACH = 10
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -60,7 +62,13 @@ class Fast:
     requests_per_s: float
 
 
+async def _grants_are_back(used: int, since: float) -> None:
+    """Wait until the orchestrator's bound on an entry's requests is where it was ``used`` requests ago."""
+    await trio.sleep_until(since + used / GRANT_RATE_PER_S)
+
+
 async def _fast(server: JsonLines, number: int) -> Fast:
+    began = trio.current_time()
     told = await server.ask(op="where")
     firsts = []
     for index in range(_FIRSTS):
@@ -76,6 +84,7 @@ async def _fast(server: JsonLines, number: int) -> Fast:
     await bare_all(told["bare_port"], _FAST_STREAMS, _FAST_TOKENS, 0.001)
     bare = (await server.ask(op="used"))["cpu_s"] - before["cpu_s"]
     rate = await whole_all(told["url"], [f"whole {number} {index:03}" for index in range(_CLIENTS)], _ASKED_EACH, 1)
+    await _grants_are_back(_FIRSTS + 2 * _FAST_STREAMS + _CLIENTS * _ASKED_EACH, began)
     return Fast(
         first_ms=quantile(firsts, 0.5),
         chunk_us=1e6 * (over_http - alone) / chunks,
@@ -101,16 +110,21 @@ class Paced:
 
 async def _paced(server: JsonLines, number: int) -> Paced:
     told = await server.ask(op="where")
-    prompts = [f"paced {number} {index:03}" for index in range(STREAMS)]
+    prompts = [chr(0x100 + index) for index in range(STREAMS)]  # one token each: no prompt holds up a turn
+    began = trio.current_time()
+    await stream_all(told["url"], [f"warm {number} {index}" for index in range(_WARM)], 4)
+    await _grants_are_back(_WARM + MAX_HELD_TICKETS, began)
     await server.ask(op="draws")
+    began = trio.current_time()
     before = await server.ask(op="used")
     streams = await stream_all(told["url"], prompts, TOKENS_EACH)
     after = await server.ask(op="used")
     drawn: dict[str, Any] = (await server.ask(op="draws"))["draws"]
     added = [1000 * each for each in added_s(streams, prompts, drawn)]
-    began, ended = min(each.tokens[0] for each in streams), max(each.tokens[-1] for each in streams)
+    first, last = min(each.tokens[0] for each in streams), max(each.tokens[-1] for each in streams)
     rates = [(len(each.tokens) - 1) / (each.tokens[-1] - each.tokens[0]) for each in streams]
-    bare = await bare_all(told["bare_port"], STREAMS, TOKENS_EACH // 4, TURN_S)
+    bare = await bare_all(told["bare_port"], STREAMS, TOKENS_EACH // 4, 2 * BEAT_S)
+    await _grants_are_back(STREAMS, began)
     return Paced(
         p50_ms=quantile(added, 0.5),
         p99_ms=quantile(added, 0.99),
@@ -118,7 +132,7 @@ async def _paced(server: JsonLines, number: int) -> Paced:
         gap_ms=1000 * max(later - earlier for each in streams for earlier, later in pairwise(each.tokens)),
         tokens_per_s=quantile(rates, 0.5),
         grown_mib=after["rss_mib"] - before["rss_mib"],
-        cores=(after["cpu_s"] - before["cpu_s"]) / (ended - began),
+        cores=(after["cpu_s"] - before["cpu_s"]) / (last - first),
         bare_p99_ms=1000 * quantile(bare, 0.99),
     )
 
@@ -127,11 +141,11 @@ async def run(rounds: int, report: Callable[[str], None]) -> list[Result]:
     """Measure in ``rounds`` rounds."""
     quiet()
     report("http: an engine that takes no time")
-    async with process("benchmarks.http_process", "1", "0") as server:
+    async with process("benchmarks.http_process", "0") as server:
         await _fast(server, 0)  # caches and code warm up
         fast = [await _fast(server, 1 + number) for number in range(rounds)]
     report(f"http: {STREAMS} streams")
-    async with process("benchmarks.http_process", str(STAGES), str(TURN_S)) as server:
+    async with process("benchmarks.http_process", str(BEAT_S)) as server:
         paced = [await _paced(server, number) for number in range(rounds)]
     return [*_of_fast(fast), *_of_paced(paced)]
 

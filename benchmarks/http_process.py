@@ -1,4 +1,4 @@
-"""The server of the ``http`` group: ``python -m benchmarks.http_process STAGES TURN_S`` serves until its standard input ends.
+"""The server of the ``http`` group: ``python -m benchmarks.http_process BEAT_S`` serves until its standard input ends.
 
 It answers lines of JSON: where it listens, what it has used, when tokens were drawn; and it takes the entry's answers itself, without
 HTTP, so that what HTTP costs is the difference. Beside it listens a bare socket server, the physical limit.
@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import structlog
 import trio
 
 from benchmarks.http_world import BARE_CHUNK, MODEL, World, world
@@ -87,9 +88,9 @@ async def _bare(stream: trio.SocketStream) -> None:
             pass
 
 
-async def _serve(stages: int, turn_s: float) -> None:
+async def _serve(beat_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix="tessella-bench-") as folder:
-        async with world(Path(folder), stages=stages, turn_s=turn_s) as served, trio.open_nursery() as nursery:
+        async with world(Path(folder), beat_s=beat_s) as served, trio.open_nursery() as nursery:
             url: str = await nursery.start(partial(serve, served.app, "127.0.0.1", 0))
             listeners = await nursery.start(partial(trio.serve_tcp, _bare, 0, host="127.0.0.1"))
             operations = Operations(served, url, listeners[0].socket.getsockname()[1])
@@ -106,4 +107,5 @@ async def _answer_lines(operations: Operations) -> None:
 
 if __name__ == "__main__":
     quiet()
-    trio.run(_serve, int(sys.argv[1]), float(sys.argv[2]))
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # its output is for answers
+    trio.run(_serve, float(sys.argv[1]))

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -141,17 +142,18 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, turn_s: float) -> AsyncIterator[World]:
+async def world(folder: Path, beat_s: float) -> AsyncIterator[World]:
     """A running mesh of one stage with places for `SESSIONS`, and an entry that lists it.
 
     Args:
         folder: an empty one.
-        turn_s: how long a turn takes, whatever its rows.
+        beat_s: turns end at multiples of it, whatever their rows; 0: at once. A session has every second beat, since what a turn draws
+            comes back while the next one runs.
     """
     clock = LoopTime()
     fabric = MemoryFabric(Random(0), clock, constant_latency(0.0))
     draws = Draws()
-    shape = MeshShape(layers=_LAYERS, min_stages=1, compute_s=turn_s, row_share=0.0, prove_routes=True)
+    shape = MeshShape(layers=_LAYERS, min_stages=1, turn_s=partial(_until_beat_s, beat_s), prove_routes=True)
     async with simulate(shape, seed=0, folder=folder, clock=clock, fabric=fabric) as mesh:
         node = mesh.add_node()
         node.engine = draws.engine
@@ -159,6 +161,10 @@ async def world(folder: Path, turn_s: float) -> AsyncIterator[World]:
         await mesh.wait_listed(node, _LISTED_S)
         async with _entry(mesh, folder / "entry") as (entry, app):
             yield World(mesh, entry, app, draws)
+
+
+def _until_beat_s(beat_s: float, rows: int) -> float:
+    return beat_s - trio.current_time() % beat_s if beat_s else 0.0
 
 
 @asynccontextmanager

@@ -81,7 +81,7 @@ class MeshShape:
         bootstraps: bootstrap nodes.
         dead_bootstraps: bootstrap addresses at which nobody answers; they stand before the others in every list.
         compute_s: virtual seconds of a turn's first row on every stage.
-        row_share: what each further row of a turn costs, as a share of the first.
+        turn_s: seconds of a turn of so many rows, where it is not ``compute_s`` and a tenth of it for each further row.
         kv_pages: of each stage's engine; None for as many as its sessions may need.
     """
 
@@ -90,7 +90,7 @@ class MeshShape:
     bootstraps: int = 1
     dead_bootstraps: int = 0
     compute_s: float = _ROW_S
-    row_share: float = 0.1
+    turn_s: Callable[[int], float] | None = None
     checkpoint_s: float = 5.0
     hop_timeout_s: float = 10.0
     kv_pages: int | None = None
@@ -328,12 +328,12 @@ class SimulatedMesh:
                 return node.engine(watched)
 
             await trio.sleep(1.0 + node.rng.random())
-            first_s, share = self.shape.compute_s, self.shape.row_share
+            first_s = self.shape.compute_s
             return StageService(
                 load_engine(),
                 load=load_engine,
                 inline=True,
-                compute_s=lambda rows: first_s * (1 + (rows - 1) * share),
+                compute_s=self.shape.turn_s or (lambda rows: first_s * (1 + (rows - 1) / 10)),
             )
 
         async def write(function: Callable[[], T], /) -> T:
