@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 
 import click
@@ -82,10 +81,7 @@ class Answers:
         Raises:
             ConfigurationError: it breaks a rule, which the error names; nothing was taken.
         """
-        answers = {**self.given, name: Given(value, _HERE)}
-        if name == "api_host" and self.needs("api_keys"):  # that is asked next, if this makes it necessary
-            answers["api_keys"] = Given("required", "a later answer")
-        config = load_config(NodeConfig, flags=answers, environ=self.environ)
+        config = self._loaded({**self.given, name: Given(value, _HERE)})
         self.given[name] = Given(value, name)
         return config
 
@@ -95,7 +91,16 @@ class Answers:
         Raises:
             ConfigurationError: something is missing or wrong.
         """
-        return load_config(NodeConfig, flags=self.given, environ=self.environ)
+        return self._loaded(self.given)
+
+    def _loaded(self, given: Mapping[str, Given]) -> NodeConfig:
+        """The configuration, as if keys were asked for where it has to say so and nobody has yet: that is asked later."""
+        if "api_keys" not in given and self.needs("api_keys"):
+            later = {**given, "api_keys": Given("required", "a later answer")}
+            config = load_config(NodeConfig, flags=later, environ=self.environ)
+            if config.is_open_to_others:
+                return config
+        return load_config(NodeConfig, flags=given, environ=self.environ)
 
     def to_write(self) -> dict[str, object]:
         """The answers as values, for the file."""
@@ -152,7 +157,7 @@ def _ask_all(answers: Answers, read_models: ReadModels) -> None:
     if answers.needs("api_host"):
         _say("The HTTP API: 127.0.0.1 is for programs on this machine, 0.0.0.0 for everybody who reaches it.")
         _ask(answers, "api_host", "Address of the HTTP API", NodeConfig.model_fields["api_host"].default)
-    if answers.needs("api_keys") and _is_wide(answers):
+    if answers.needs("api_keys") and answers.config().is_open_to_others:
         _say(
             "Others can reach it then. With `required` they need a key of yours; with `off` anybody may use this node."
         )
@@ -246,11 +251,6 @@ def _ask(answers: Answers, name: str, text: str, default: object | None = None, 
             _say(f"  {printable(str(error).partition(f'{_HERE} = ')[2].partition(': ')[2] or str(error))}")
         else:
             return
-
-
-def _is_wide(answers: Answers) -> bool:
-    host = answers.given.get("api_host")
-    return host is not None and not ip_address(str(host.value)).is_loopback
 
 
 def is_free(port: int) -> bool:

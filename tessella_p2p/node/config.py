@@ -311,7 +311,7 @@ class NodeConfig(ModelRoleConfig):
         _WORKER,
         Field(
             description="whether the HTTP API asks for a key of `tessella-p2p keys api`; else off, "
-            "and to be said where api_host is no loopback address"
+            "and to be said where api_host is no loopback address, or clients are told a public one"
         ),
     ] = None
     cors_origins: Annotated[CorsOrigins, _WORKER] = ()
@@ -477,12 +477,19 @@ class NodeConfig(ModelRoleConfig):
 
     @model_validator(mode="after")
     def _check_who_may_ask(self) -> Self:
-        if self.api_keys is None and not ipaddress.ip_address(self.api_host).is_loopback:
+        if self.api_keys is None and self.is_open_to_others:
+            is_wide = not ipaddress.ip_address(self.api_host).is_loopback
+            what = f"api_host = {self.api_host!r}" if is_wide else f"the public address {self.announced_api_url}"
             raise ValueError(
-                f"api_host = {self.api_host!r} lets other machines use this node: say api_keys = 'required', and make keys with "
+                f"{what} lets other machines use this node: say api_keys = 'required', and make keys with "
                 "`tessella-p2p keys api add`, or api_keys = 'off' where whoever reaches the port may use it"
             )
         return self
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether other machines reach the HTTP API, by its own address or by one that they are told."""
+        return self.announced_api_url is not None or not ipaddress.ip_address(self.api_host).is_loopback
 
     @property
     def announced_api_url(self) -> str | None:

@@ -110,6 +110,20 @@ def test_whoever_opens_the_api_to_others_says_whether_they_need_keys(
     assert ("keys api add" in result.output) == (kept == "required")
 
 
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_an_api_that_flags_or_the_environment_open_to_others_is_asked_who_may_use_it(
+    tmp_path: Path, models_dir: Path, by_flag: bool
+) -> None:
+    flags = {"api_host": "0.0.0.0"} if by_flag else {}
+    environ = {} if by_flag else {"TESSELLA_PUBLIC_API_URL": "https://node.example"}
+    lines = (URL, "1", "", str(models_dir), "", *(() if by_flag else ("",)), "off", "", "", "y")
+    result = asked(tmp_path, *lines, flags=flags, environ=environ)
+    assert result.exception is None, result.output
+    assert "Ask for API keys" in result.output
+    assert result.output.count("Orchestrator:") == 1
+    assert 'api_keys = "off"' in (tmp_path / "node.toml").read_text()
+
+
 def test_what_flags_answer_is_not_asked_and_is_kept(tmp_path: Path, models_dir: Path) -> None:
     flags: dict[str, object] = {"orchestrator_url": URL, "default_model": "here", "vram_mb": "640", "threads": 2}
     flags |= {"models_dir": str(models_dir), "api_host": "127.0.0.1", "api_port": 18080, "p2p_port": 19080}

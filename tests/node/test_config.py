@@ -82,6 +82,14 @@ def test_on_a_wider_host_it_has_to_be_said_who_may_ask(host: str, keys: str) -> 
     assert node_config(flags={"api_host": host}, TESSELLA_API_KEYS=keys).api_keys == keys
 
 
+@pytest.mark.parametrize("keys", ["off", "required"])
+def test_an_api_that_others_are_told_of_has_to_say_who_may_ask(keys: str) -> None:
+    public = {"public_api_url": "https://node.example"}
+    with pytest.raises(ConfigurationError, match=r"the public address https://node\.example lets other machines use"):
+        node_config(flags=public)
+    assert node_config(flags=public, TESSELLA_API_KEYS=keys).api_keys == keys
+
+
 @pytest.mark.parametrize("origin", ["https://chat.example.org", "http://localhost:3000", "http://[::1]:3000", "*"])
 def test_an_origin_is_written_as_browsers_write_it(origin: str) -> None:
     assert node_config(TESSELLA_CORS_ORIGINS=f"{origin},https://other.example").cors_origins == (
@@ -327,7 +335,7 @@ def test_a_key_whose_behaviour_does_not_exist_is_refused_unless_it_asks_for_noth
 def test_an_api_address_is_announced_where_the_configuration_names_one(
     given: dict[str, object], announced: str | None
 ) -> None:
-    assert node_config(flags=given).announced_api_url == announced
+    assert node_config(flags={**given, "api_keys": "required"}).announced_api_url == announced
 
 
 @pytest.mark.parametrize(
