@@ -114,7 +114,7 @@ def test_whoever_opens_the_api_to_others_says_whether_they_need_keys(
 def test_an_api_that_flags_or_the_environment_open_to_others_is_asked_who_may_use_it(
     tmp_path: Path, models_dir: Path, by_flag: bool
 ) -> None:
-    flags = {"api_host": "0.0.0.0"} if by_flag else {}
+    flags: dict[str, object] = {"api_host": "0.0.0.0"} if by_flag else {}
     environ = {} if by_flag else {"TESSELLA_PUBLIC_API_URL": "https://node.example"}
     lines = (URL, "1", "", str(models_dir), "", *(() if by_flag else ("",)), "off", "", "", "y")
     result = asked(tmp_path, *lines, flags=flags, environ=environ)
