@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tessella_p2p.base.clock import WallClock
-from tessella_p2p.base.errors import LocalProtocolError, TessellaError
+from tessella_p2p.base.errors import LocalProtocolError, Overloaded, TessellaError
 from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answers import DONE, PING, event
@@ -25,6 +25,9 @@ from tessella_p2p.bridge.errors import error_answer, sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.responses import logged_answer
 from tessella_p2p.entry.api import Caller, Delta, Entry, Finished, Generation, TokenScores
+
+_LAST_WORDS_S = 0.5
+"""How long a stream that the server breaks off may still take to say so."""
 
 
 class GenerationEndpoint:
@@ -72,6 +75,18 @@ class GenerationEndpoint:
             await reply(Response(sink.body(), media_type="application/json", headers=sink.headers()))
 
     async def _stream(self, reading: Reading, watch: ClientWatch, stream: EventStream) -> None:
+        is_over = False
+        try:
+            await self._stream_events(reading, watch, stream)
+            is_over = True
+        except Exception:
+            is_over = True
+            raise
+        finally:
+            if not is_over and not watch.left:  # the server stops: this is not to look like an answer that is complete
+                await stream.break_off(event(error_answer(Overloaded("this node stops")).body) + DONE)
+
+    async def _stream_events(self, reading: Reading, watch: ClientWatch, stream: EventStream) -> None:
         sink = _Streamed(reading, self._now(), stream)
         choices = Choices(self._entry, self._metrics, reading.requests, sink, watch.stand_down)
         try:
@@ -203,6 +218,13 @@ class EventStream:
     async def end(self) -> None:
         """Complete the answer. Not while a `ClientWatch` guards: the server reports a complete answer as a disconnect, too."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def break_off(self, data: bytes) -> None:
+        """End an answer that has begun with ``data``, although this task is cancelled: briefly, and only if the client still reads."""
+        if self.started:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_WORDS_S):
+                await self.write(data)
+                await self.end()
 
 
 _SSE_HEADERS = [
