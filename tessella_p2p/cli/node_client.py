@@ -43,7 +43,11 @@ class NodeClient:
     ) -> None:
         self._api_url = checked_url(api_url, bearer)
         self._client = httpx.Client(
-            base_url=self._api_url, headers=bearer_headers(bearer), timeout=TIMEOUT, transport=transport
+            base_url=self._api_url,
+            headers=bearer_headers(bearer),
+            timeout=TIMEOUT,
+            transport=transport,
+            trust_env=may_use_proxies(self._api_url),
         )
 
     def __enter__(self) -> NodeClient:
@@ -121,6 +125,11 @@ def checked_url(api_url: str, bearer: str | None) -> str:
     if bearer is not None and url.scheme == "http" and not _is_local(url.host):
         raise ConfigurationError(f"{api_url}: a token is not sent unencrypted; use https, or a tunnel to this machine")
     return api_url.rstrip("/")
+
+
+def may_use_proxies(api_url: str) -> bool:
+    """Whether the environment's proxies are for ``api_url``: not for this machine, whose tokens one would see in the clear."""
+    return not _is_local(httpx.URL(api_url).host)
 
 
 def bearer_headers(bearer: str | None) -> dict[str, str]:

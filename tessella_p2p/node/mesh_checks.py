@@ -49,7 +49,7 @@ async def read_status(config: NodeConfig, api_key: str | None) -> tuple[Status |
     url = _own_url(config)
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
-        async with httpx.AsyncClient(timeout=_HTTP_S, headers=headers) as client:
+        async with httpx.AsyncClient(timeout=_HTTP_S, headers=headers, trust_env=False) as client:  # its own address
             async with client.stream("GET", f"{url}/status") as answer:
                 body = await _bounded(answer)
             if answer.status_code == httpx.codes.UNAUTHORIZED:

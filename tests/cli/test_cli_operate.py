@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.bridge.orchestrator_json import base64url
 from tessella_p2p.cli.main import cli
 from tessella_p2p.cli.node_client import NodeClient
+from tessella_p2p.cli.tui.node import AsyncNode
 from tessella_p2p.ledger.audit_evidence import AuditEvidence
 from tessella_p2p.ledger.changes import VerdictReached
 from tests.bridge.bridge_doubles import serving
@@ -90,6 +93,24 @@ async def test_the_token_comes_out_of_a_file_that_nobody_else_reads(tmp_path: Pa
         missing = await invoke(url, "ledger", token=None)
         assert (missing.exit_code, TOKEN in missing.output) == (2, False)
         assert "no admin token" in missing.stderr
+
+
+async def test_a_token_for_this_machine_goes_to_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        async with world(tmp_path / "ledger") as made, serving(made.app) as url:
+
+            def ask() -> object:
+                with NodeClient(url, bearer=TOKEN) as client:
+                    return client.get("/workers")
+
+            assert await trio.to_thread.run_sync(ask) is not None
+            node = AsyncNode(url, TOKEN)
+            assert await node.get("/workers") is not None
+            await node.aclose()
 
 
 @pytest.mark.parametrize("url", ["http://203.0.113.7:9091", "http://orchestrator.example:9091"])

@@ -16,6 +16,7 @@ from tessella_p2p.cli.node_client import (
     check_length,
     checked_url,
     event_of,
+    may_use_proxies,
     parsed_answer,
     told_errors,
 )
@@ -37,7 +38,12 @@ class AsyncNode:
 
     def __init__(self, api_url: str, bearer: str | None = None) -> None:
         self.api_url = checked_url(api_url, bearer)
-        self._client = httpx.AsyncClient(base_url=self.api_url, headers=bearer_headers(bearer), timeout=TIMEOUT)
+        self._client = httpx.AsyncClient(
+            base_url=self.api_url,
+            headers=bearer_headers(bearer),
+            timeout=TIMEOUT,
+            trust_env=may_use_proxies(self.api_url),
+        )
 
     async def aclose(self) -> None:
         """Close its connections."""
