@@ -27,14 +27,16 @@ def init(ctx: click.Context, as_json: bool) -> None:
     path = options.config_file or default_client_file(os.environ)
     key_path = path.with_name("client.key")
     is_new = not os.path.lexists(path)
+    if not is_new:
+        read_client_file(path, os.environ)  # it is kept, so it has to be one
+    key = load_or_generate_key(
+        key_path
+    )  # refused where others may write, and then no file with an API key is begun there either
     if is_new:
         try:
             new_file(path, _content(options))
         except OSError as error:
             raise ConfigurationError(f"{path}: the configuration cannot be written: {error.strerror}") from error
-    else:
-        read_client_file(path, os.environ)  # it is kept, so it has to be one
-    key = load_or_generate_key(key_path)
     if as_json:
         print_json({"config": str(path), "key": str(key_path), "peer_id": key.peer_id, "written": is_new})
         return

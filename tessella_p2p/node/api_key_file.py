@@ -219,12 +219,12 @@ async def follow_keys(
         while True:
             with trio.move_on_after(look_s) as waited:
                 await anext(hangups)
-            # A tiny file on this machine's disk: a thread for each look would cost more than it waits for.
+            # A thread for each look would cost more than it waits for; but no answer may stand still while thousands of keys are read.
             if waited.cancelled_caught and stamp_of(path) == seen:
                 continue
             seen = stamp_of(path)
             try:
-                replace(keys := read_keys(path))
+                replace(keys := await trio.to_thread.run_sync(read_keys, path))
             except ConfigurationError as error:
                 log.error("the API keys are not reloaded", reason=str(error))
                 continue

@@ -34,6 +34,13 @@ def test_what_init_writes_is_what_the_commands_go_by(tmp_path: Path) -> None:
     assert asked_at(invoke(tmp_path, "status")) == "http://127.0.0.1:1"
 
 
+def test_init_writes_nothing_into_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    refused = invoke(tmp_path, "init")
+    assert (refused.exit_code, "chmod go-w" in refused.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_init_leaves_what_is_there_alone(tmp_path: Path) -> None:
     first = json.loads(invoke(tmp_path, "init", "--json").stdout)
     before = (tmp_path / "client.toml").read_bytes()
