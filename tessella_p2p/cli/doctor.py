@@ -25,7 +25,7 @@ from tessella_p2p.node.findings import Finding, has_problem, problem
 from tessella_p2p.node.log import configure_logging
 
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
-_EPILOG = "Exit status: 0 no problem, at most warnings; 1 a problem; 130 interrupted."
+_EPILOG = "Exit status: 0 no problem, at most warnings; 1 a problem; 2 wrong usage; 130 interrupted."
 
 
 @click.command(epilog=_EPILOG)

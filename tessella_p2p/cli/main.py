@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
@@ -78,6 +79,16 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            error.message += f" Did you mean {near[0]}?" if near else ""
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, description) for name, (_, description) in _COMMANDS.items()])
@@ -87,6 +98,12 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
+        except click.NoSuchOption as error:
+            if any(error.option_name in option.opts for option in self.params):
+                error.message += (
+                    f" It stands before the command: tessella-p2p {error.option_name} … {ctx.invoked_subcommand}"
+                )
+            raise
         except TessellaError as error:
             raise _failure(error) from error
         except BaseExceptionGroup as group:
@@ -126,7 +143,7 @@ def _failure(error: TessellaError) -> _Failure:
     "--api-url",
     envvar="TESSELLA_API_URL",
     show_envvar=True,
-    help=f"The node that chat, status and peers talk to.  [default: {DEFAULT_API_URL}]",
+    help=f"The node that chat, fim, status, peers and why talk to.  [default: {DEFAULT_API_URL}]",
 )
 @click.option(
     "--api-key",
@@ -155,7 +172,7 @@ def cli(
     if ctx.invoked_subcommand is None:
         _run_ui(ctx, api_url, api_key, model_id, config_file)
         return
-    is_client = ctx.invoked_subcommand is None or ctx.invoked_subcommand in _CLIENTS
+    is_client = ctx.invoked_subcommand in _CLIENTS
     said = read_client_file(config_file, os.environ) if is_client else ClientFile()
     ctx.obj = ClientOptions(
         api_url=api_url if api_url is not None else said.api_url or DEFAULT_API_URL,
@@ -178,6 +195,17 @@ def _run_ui(
     run_ui(api_url, api_key, model_id, read_client_file(config_file, os.environ))
 
 
+def _open_missing_streams() -> None:
+    """Where whoever started this closed a standard stream, there is nothing to read, and what is written is lost.
+
+    Else the stream is None here, and the first socket or database takes its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (as long as the process)
+
+
 def main() -> None:
     """The entry point of the console script."""
+    _open_missing_streams()
     cli.main(args=sys.argv[1:], prog_name="tessella-p2p")

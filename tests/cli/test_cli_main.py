@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
@@ -30,6 +33,9 @@ COMMANDS = [
         "models",
         "status",
         "peers",
+        "why",
+        "doctor",
+        "settings",
         "sim",
     ),
     *("keys show", "keys generate", "models list", "models pull"),
@@ -70,7 +76,7 @@ def test_every_command_has_help_with_its_exit_statuses(command: str) -> None:
     result = invoke(*command.split(), "--help")
     assert result.exit_code == 0
     assert "Usage: " in result.stdout
-    assert "2 wrong usage or" in " ".join(result.stdout.split())
+    assert "2 wrong usage" in " ".join(result.stdout.split())
 
 
 def test_the_list_of_commands_says_what_each_command_says_of_itself() -> None:
@@ -93,6 +99,30 @@ def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert "Error: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("chta", "hi"), "Did you mean chat?"),
+        (("chat", "-a", "http://127.0.0.1:1", "hi"), "before the command: tessella-p2p -a … chat"),
+        (("why", "--model-id=x"), "before the command: tessella-p2p --model-id … why"),
+    ],
+)
+def test_wrong_usage_names_what_was_meant(arguments: tuple[str, ...], hint: str) -> None:
+    result = invoke(*arguments)
+    assert (result.exit_code, hint in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "status"),
+    [("<&-", "chat", 2), (">&-", "keys generate", 0), ("2>&-", "keys show", 2), ("<&- >&- 2>&-", "keys generate", 0)],
+)
+def test_a_closed_standard_stream_is_no_bug(closed: str, arguments: str, status: int, tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m tessella_p2p {arguments} {closed}"
+    environ = {**os.environ, "TESSELLA_CONFIG_DIR": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environ, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
 
 
 def _fail(raise_it: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Result:
