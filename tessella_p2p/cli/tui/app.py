@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import work
 from textual.app import App, ComposeResult
@@ -21,7 +21,7 @@ from tessella_p2p.base.errors import ApiKeyRefused, ConfigurationError, NoRoute,
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.cli.asking import Answer, Manner, Turn, chat_question, take
 from tessella_p2p.cli.options import DEFAULT_API_URL
-from tessella_p2p.cli.tui.goal import Goal, check_operator
+from tessella_p2p.cli.tui.goal import Goal, check_operator, operator_of
 from tessella_p2p.cli.tui.joined import JoinedNode
 from tessella_p2p.cli.tui.keeping import Keeper
 from tessella_p2p.cli.tui.node import AsyncNode
@@ -52,7 +52,7 @@ _DRAWS_PER_S: Final = 12
 _LOOK_AGAIN_S: Final = (1.0, 2.0, 4.0, 8.0)
 _MAX_ANSWER_CHARS: Final = 1 << 22
 _KEYS: Final = """\
-Enter sends, Alt-Enter or Ctrl-J begins a new line, Tab completes a command.
+Enter sends, Alt-Enter or Ctrl-J begins a new line, Tab completes.
 Up and Down leaf through what was asked; Page Up and Page Down scroll.
 Escape or Ctrl-C stops an answer; Ctrl-D or Ctrl-Q leaves.
 A question that begins with a slash is asked with a space before it."""
@@ -139,6 +139,12 @@ class TessellaUi(App[None]):
 
         self._history = await asyncio.to_thread(question_history)
         self._prompt.recall(list(self._history.load_history_strings())[::-1])
+
+    async def on_unmount(self) -> None:
+        """Close the connections."""
+        self.action_stop_answer()
+        if self._node is not None:
+            await self._node.aclose()
 
     # ---- the link to a node ----
 
@@ -227,8 +233,8 @@ class TessellaUi(App[None]):
             node = AsyncNode(api_url, key)
             try:
                 status = await node.status()
-                following = _part(status, "orchestrator").get("peer_id")
-                check_operator(operator, PeerId(following) if isinstance(following, str) else None)
+                following = operator_of(status)
+                check_operator(operator, following)
             except ApiKeyRefused as error:
                 await node.aclose()
                 key = typed = await self.push_screen_wait(KeyScreen(api_url, str(error)))
@@ -239,10 +245,9 @@ class TessellaUi(App[None]):
                 raise
             else:
                 break
-        is_new = operator is None and isinstance(following, str)
+        is_new = operator is None and following is not None
         if asked:
-            pinned = operator or (following if isinstance(following, str) else None)
-            self._keep(replace(kept, operator=pinned, api_key=typed, model_id=self._wishes.remembered.model_id))
+            self._keep(replace(kept, operator=following, api_key=typed, model_id=self._wishes.remembered.model_id))
         await self._linked(
             node, f"its operator is {shown(following)}, remembered from now on" if is_new and asked else ""
         )
@@ -339,7 +344,8 @@ class TessellaUi(App[None]):
         if text.startswith("/"):
             self._obey(text)
         elif self._asking is not None:
-            self._prompt.put(text)
+            with self._prompt.prevent(Prompt.Changed):  # what it changes to would take the hint away
+                self._prompt.put(text)
             self._say_hint("an answer is under way: Escape stops it")
         else:
             self._ask(text.removeprefix(" ") if text.startswith(" /") else text)
@@ -428,7 +434,7 @@ class TessellaUi(App[None]):
             self._foot.update(Content(_under_way(asking, time.monotonic())))
             self._way.update(Content("Escape stops it"))
         elif done is not None and done.report:
-            self._keeper.hold(answer_line(done, self._model or ""), way_line(done.report))
+            self._keeper.hold(answer_line(done, self._model or ""), way_line(done))
         if asking is None:
             idle = mesh_line(self._picture) if self._picture is not None else ""
             foot, way = self._keeper.lines(idle)
@@ -436,28 +442,33 @@ class TessellaUi(App[None]):
             self._way.update(Content(way))
 
     def on_text_area_changed(self) -> None:
-        """Say which commands begin like this."""
+        """Say which commands begin like this, or what the one does that is typed."""
         found = self._prompt.completions()
-        if not found:
-            self._hint.remove_class("shown")
-        elif len(found) == 1:
-            self._say_hint(f"{found[0]}  {self._commands[found[0]].help}")
-        else:
+        named = self._commands.get(found[0] if len(found) == 1 else self._prompt.text.partition(" ")[0])
+        if named is not None:
+            self._say_hint(f"{named.usage}  {named.help}")
+        elif found:
             self._say_hint("  ".join(found))
+        else:
+            self._hint.remove_class("shown")
 
     def _say_hint(self, text: str) -> None:
         self._hint.update(Content(text))
         self._hint.add_class("shown")
 
-    def action_scroll(self, where: str) -> None:
-        """Scroll the conversation: ``page_up``, ``page_down``, ``home`` or ``end``."""
+    def on_prompt_left(self) -> None:
+        """Leave."""
+        self.exit()
+
+    def on_prompt_scrolled(self, event: Prompt.Scrolled) -> None:
+        """Scroll the conversation."""
         move: dict[str, Callable[[], None]] = {
             "page_up": lambda: self._transcript.scroll_page_up(animate=False),
             "page_down": lambda: self._transcript.scroll_page_down(animate=False),
             "home": lambda: self._transcript.scroll_home(animate=False),
             "end": self._transcript.anchor,
         }
-        move[where]()
+        move[event.where]()
 
     def action_interrupt(self) -> None:
         """Ctrl-C: copy what is selected, stop the answer, drop what is typed; it never leaves by accident."""
@@ -588,7 +599,7 @@ def _commands(ui: TessellaUi) -> dict[str, _Command]:
         _Command("/status", "what this node is doing", ui.show_status),
         _Command("/credits", "balance, tier and proofs", ui.show_credits),
         _Command("/new", "begin a new conversation", ui.begin_anew),
-        _Command("/save FILE", "keep the conversation: .json to go on with it, anything else to read it", ui.save),
+        _Command("/save FILE", "keep it: .json to go on with, else to read", ui.save),
         _Command("/connect", "another node, or another mesh", ui.connect),
         _Command("/help", "this", ui.help),
         _Command("/quit", "leave; so does Ctrl-D", ui.leave),
@@ -616,8 +627,3 @@ async def _answers(api_url: str) -> bool:
     finally:
         await node.aclose()
     return True
-
-
-def _part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = status.get(name)
-    return value if isinstance(value, dict) else {}

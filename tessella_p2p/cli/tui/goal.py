@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.ids import PeerId
@@ -54,6 +56,15 @@ def goal_of(address: str, operator: str) -> Goal:
         )
     mesh = parse_orchestrator(address, operator or None)
     return Goal(mesh=mesh, operator=mesh.peer_id)
+
+
+def operator_of(status: Mapping[str, Any]) -> PeerId | None:
+    """The peer id of the orchestrator that a node follows, as its ``/status`` says; None where it names none."""
+    orchestrator = status.get("orchestrator")
+    try:
+        return check_peer_id(str(orchestrator["peer_id"]) if isinstance(orchestrator, dict) else "")
+    except (ConfigurationError, KeyError):
+        return None
 
 
 def check_operator(wanted: PeerId | None, said: PeerId | None) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
@@ -27,17 +25,6 @@ class Prompt(TextArea):
         &:focus { border: none; border-top: solid $primary; }
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("tab", "complete", show=False),
-        Binding("alt+enter,ctrl+j", "break_line", show=False),
-        Binding("up", "older", show=False),
-        Binding("down", "newer", show=False),
-        Binding("pageup", "app.scroll('page_up')", show=False),
-        Binding("pagedown", "app.scroll('page_down')", show=False),
-        Binding("ctrl+home", "app.scroll('home')", show=False),
-        Binding("ctrl+end", "app.scroll('end')", show=False),
-        Binding("ctrl+d", "leave_or_delete", show=False),
-    ]
 
     class Sent(Message):
         """Enter was pressed on ``text``, which is not empty."""
@@ -45,6 +32,16 @@ class Prompt(TextArea):
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
+
+    class Scrolled(Message):
+        """The conversation is to scroll: ``page_up``, ``page_down``, ``home`` or ``end``."""
+
+        def __init__(self, where: str) -> None:
+            super().__init__()
+            self.where = where
+
+    class Left(Message):
+        """Ctrl-D was pressed on an empty line."""
 
     def __init__(self, commands: Sequence[str], *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id, compact=True, highlight_cursor_line=False, placeholder="Ask something, or /help")
@@ -75,11 +72,28 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key != "enter":
+        """Keys of our own. They are no bindings, which are looked for later: what is typed fast would overtake them."""
+        own = {
+            "enter": self._send,
+            "tab": self._complete,
+            "alt+enter": self._break_line,
+            "ctrl+j": self._break_line,
+            "up": self._older,
+            "down": self._newer,
+            "pageup": lambda: self.post_message(self.Scrolled("page_up")),
+            "pagedown": lambda: self.post_message(self.Scrolled("page_down")),
+            "ctrl+home": lambda: self.post_message(self.Scrolled("home")),
+            "ctrl+end": lambda: self.post_message(self.Scrolled("end")),
+            "ctrl+d": self._leave_or_delete,
+        }.get(event.key)
+        if own is None:
             await super()._on_key(event)
             return
         event.stop()
         event.prevent_default()
+        own()
+
+    def _send(self) -> None:
         text = self.text[:_MAX_CHARS]
         if text.strip():
             self._keep(text)
@@ -92,11 +106,10 @@ class Prompt(TextArea):
             del self._history[:-_MAX_HISTORY]
         self._place = len(self._history)
 
-    def action_break_line(self) -> None:
-        """Begin a new line."""
+    def _break_line(self) -> None:
         self.insert("\n")
 
-    def action_complete(self) -> None:
+    def _complete(self) -> None:
         """Type as much as all commands share that fit."""
         found = self.completions()
         if not found:
@@ -106,7 +119,7 @@ class Prompt(TextArea):
             shared = shared[:-1]
         self.put(f"{shared} " if len(found) == 1 else shared)
 
-    def action_older(self) -> None:
+    def _older(self) -> None:
         """One line up; from the first one, to what was asked before."""
         if not self.cursor_at_first_line:
             self.action_cursor_up()
@@ -116,7 +129,7 @@ class Prompt(TextArea):
             self._place -= 1
             self.put(self._history[self._place])
 
-    def action_newer(self) -> None:
+    def _newer(self) -> None:
         """One line down; from the last one, to what was asked after this."""
         if not self.cursor_at_last_line:
             self.action_cursor_down()
@@ -124,9 +137,8 @@ class Prompt(TextArea):
             self._place += 1
             self.put(self._history[self._place] if self._place < len(self._history) else self._draft)
 
-    async def action_leave_or_delete(self) -> None:
-        """Leave, where nothing is typed."""
+    def _leave_or_delete(self) -> None:
         if self.text:
             self.action_delete_right()
         else:
-            await self.app.action_quit()
+            self.post_message(self.Left())

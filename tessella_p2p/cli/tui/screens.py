@@ -121,7 +121,12 @@ class KeyScreen(ModalScreen[str | None]):
 class ModelScreen(ModalScreen[str | None]):
     """Asks which of the ``models`` is asked from now on; ``current`` is marked."""
 
-    DEFAULT_CSS = f"ModelScreen {{ {BOX} }} ModelScreen OptionList {{ height: auto; max-height: 12; border: none; }}"
+    DEFAULT_CSS = f"""
+    ModelScreen {{
+        {BOX}
+        & OptionList, & OptionList:focus {{ height: auto; max-height: 12; border: none; }}
+    }}
+    """
     BINDINGS: ClassVar[list[BindingType]] = [_CANCEL]
 
     def __init__(self, models: Sequence[str], current: str | None) -> None:

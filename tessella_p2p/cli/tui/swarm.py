@@ -18,6 +18,9 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 _HOLE: Final = "·"
 _LABEL: Final = 14
 _MIN_MAP: Final = 10
+_MAX_MAP: Final = 60
+_NARROWEST: Final = 38
+"""As far as the milliseconds: what is behind them is left out where it does not fit."""
 _MAX_RATES: Final = 40
 _STATUS: Final[Mapping[str, tuple[str, str]]] = {
     "Healthy": ("healthy", "$text-success"),
@@ -121,11 +124,13 @@ def _stages(picture: Picture, total: int, width: int, numbers: Numbers) -> list[
     }
     if not picture.stages:
         return [Content("no stage is known yet")]
-    head = f"{'peer':<10}{'layers':>9}  {'state':<9}{'queue':>6}{'hop ms':>8}  "
-    span = min(max(width - len(head), _MIN_MAP), 60)
+    head = f"{'peer':<10}{'layers':>9}  {'state':<9}{'hop ms':>8}{'queue':>7}  "
+    span = min(max(width - len(head), 0), _MAX_MAP)
+    head = head[: max(width, _NARROWEST)] if span < _MIN_MAP else head
     lines = [Content.styled(head, "bold")]
     for stage in sorted(picture.stages, key=lambda each: (each.layers, numbers.of(each.peer_id))):
-        lines.append(_stage(stage, hops.get(stage.peer_id), total, span, numbers))
+        line = _stage(stage, hops.get(stage.peer_id), total, max(span, _MIN_MAP), numbers)
+        lines.append(line if span >= _MIN_MAP else line[: len(head)])
     if picture.num_stages > len(picture.stages):
         lines.append(Content(f"and {picture.num_stages - len(picture.stages)} more"))
     return lines
@@ -139,7 +144,7 @@ def _stage(stage: Stage, hop_ms: float | None, total: int, span: int, numbers: N
     return Content.assemble(
         f"{name:<10}{layers_of(stage.layers):>9}  ",
         (f"{word:<9}", style),
-        f"{stage.queue_depth:>6}{number(hop_ms):>8}  {_HOLE * start}",
+        f"{number(hop_ms):>8}{stage.queue_depth:>7}  {_HOLE * start}",
         (fill, style),
         _HOLE * (span - end),
     )

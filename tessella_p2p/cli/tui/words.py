@@ -104,22 +104,21 @@ def answer_line(answer: Answer, model: str) -> str:
         f"{shown(tier, 16)}{terms}" if tier else "",
         f"{number(times.get('tokens_per_s'))} tok/s" if times else "",
         f"first {number(times.get('ttft_ms'), 0)} ms" if times else "",
-        f"{number(answer.usage.get('completion_tokens'), 0)} tokens" if answer.usage else "",
     )
     return " · ".join(part for part in parts if part)
 
 
-def way_line(report: Mapping[str, Any]) -> str:
-    """The route of an answer: each hop's layers and milliseconds, and nobody's name."""
-    hops = report.get("route")
-    if not isinstance(hops, list):
-        return ""
+def way_line(answer: Answer) -> str:
+    """How long an answer is, and its route: each hop's layers and milliseconds, and nobody's name."""
+    hops = answer.report.get("route")
+    hops = hops if isinstance(hops, list) else []
+    count = f"{number(answer.usage.get('completion_tokens'), 0)} tokens" if answer.usage else ""
     words = [
         f"{layers_of(hop.get('layers'))} {number(hop.get('hop_ms'))} ms"
         for hop in hops[:_MAX_HOPS]
         if isinstance(hop, dict)
     ]
-    return " › ".join(words)
+    return " over ".join(part for part in (count, " › ".join(words)) if part)
 
 
 def mesh_line(picture: Picture) -> str:
@@ -152,7 +151,8 @@ def status_text(status: Mapping[str, Any], api_url: str) -> str:
         "device": f"{shown(device.get('kind'), 16)}, {'healthy' if device.get('healthy') is True else 'failing'}",
         "sessions": f"{number(status.get('queue_depth'), 0)} of {number(status.get('max_concurrent_hop_bodies'), 0)}",
         "longest prompt": f"{number(status.get('max_input_tokens'), 0)} tokens",
-        "orchestrator": f"{reachable}, {shown(orchestrator.get('peer_id'))}",
+        "orchestrator": reachable,
+        "its peer id": shown(orchestrator.get("peer_id")),
     }
     return _table(rows) + "\n`tessella-p2p status` tells all of it."
 
