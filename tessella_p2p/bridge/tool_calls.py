@@ -19,6 +19,8 @@ from pydantic_core import from_json, to_json
 from tessella_p2p.model.tool_calls import CALL_BEGIN, CALL_END, read_call
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+_MAX_HEAD_CHARS = 1024
+"""How far a head reaches at most: a name has 64 characters, which may be written as six each. It is looked for with each token."""
 _SIGNIFICANT = re.compile(r'["\\{}<]')
 
 
@@ -102,7 +104,7 @@ class ToolCallReader:
         return _some(shown) or None
 
     def _head(self, ended: bool) -> list[Part] | None:
-        head = _HEAD.match(self._held)
+        head = _HEAD.match(self._held, 0, _MAX_HEAD_CHARS) if self._searched < _MAX_HEAD_CHARS else None
         name = _text_of(head[1]) if head is not None else None
         if head is not None and name in self._names:
             self._state, self._held = _State.ARGUMENTS, self._held[head.end() :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,6 +103,19 @@ def test_arguments_come_as_they_are_written_and_not_only_at_their_end() -> None:
     assert reader.feed('{"at": "h') == [CallBegun(0, "look"), CallArguments(0, '{"at": "h')]
     assert reader.feed('ere"}') == [CallArguments(0, 'ere"}')]
     assert reader.feed("}</tool_call>") == []
+
+
+def test_a_name_without_end_is_looked_at_once_and_stays_text() -> None:
+    """The head is looked for with each token: looking at all that is held would make an answer cost the square of its length."""
+    endless = '<tool_call>{"name": "' + "x" * 60_000
+    began = time.process_time()
+    assert "".join(str(part) for part in read([endless[at : at + 4] for at in range(0, len(endless), 4)])) == endless
+    assert time.process_time() - began < 10.0
+
+
+def test_a_head_that_reaches_too_far_is_no_beginning_whatever_the_pieces_are() -> None:
+    far = '<tool_call>{"name": "look", ' + " " * 2000 + '"arguments": {"at": 1}}</tool_call>'
+    assert read([far]) == read(list(far)) == [CallBegun(0, "look"), CallArguments(0, '{"at":1}')]
 
 
 def test_a_call_that_breaks_off_ends_with_its_mark() -> None:
