@@ -281,6 +281,8 @@ MAX_PROMPTS_AND_CHOICES = 64
 """Answers to all prompts of a request."""
 MAX_CONCURRENT_CHOICES = 8
 """Of those, how many are generated at a time."""
+SHARED_PROMPT_TOKENS = 128
+"""From how many tokens on a prompt is read once before further choices follow: two pages of a stage's prefix cache."""
 MAX_LEGACY_LOGPROBS = 5
 """Alternatives beside a token of a text completion."""
 LEGACY_MAX_TOKENS = 16
@@ -666,7 +668,15 @@ GRAMMAR_COMPILE_FUEL = 1_000_000
 GRAMMAR_STEP_FUEL = 100_000
 """Steps of finding out which tokens may come next: about 7 ms."""
 MAX_GRAMMAR_ITEMS = 20_000
-"""Items of the parser's row at that: about 1 ms … 20 ms with very short lexemes."""
+"""Items of all the parser's rows at that: about 1 ms … 20 ms with very short lexemes."""
+MAX_GRAMMAR_ROW_ITEMS = 500
+"""Items of one row, and there is one for each byte of a token: an ambiguous grammar takes the square of it, up to 5 ms, in which no
+other thread of Python runs. An object with 120 optional properties has as many."""
+GRAMMAR_ANSWER_CPU_S = 0.5
+GRAMMAR_TOKEN_CPU_S = 0.0001
+GRAMMAR_DRAW_CPU_S = 0.01
+"""CPU that following a grammar may take over one answer: so much in all, and so much more for each of its tokens and for each draw. A
+schema of an honest kind takes 0.02 ms and 0.2 ms."""
 MAX_GRAMMAR_STATES = 10_000
 """States of one answer's lexer, of up to 2 KiB each."""
 MAX_GRAMMAR_SYMBOLS = 200_000

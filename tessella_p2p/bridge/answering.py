@@ -246,7 +246,7 @@ class _Whole:
         self._finished: dict[int, Finished] = {}
 
     async def begin(self, index: int, generation: Generation) -> None:
-        if self._dialect is None:
+        if index == 0:  # whose headers the answer has, too
             self._dialect = self._reading.dialect(generation.prepared, self._created)
 
     async def delta(self, index: int, delta: Delta) -> None:

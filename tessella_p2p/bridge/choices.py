@@ -14,7 +14,7 @@ from typing import Protocol
 import trio
 
 from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, TessellaError
-from tessella_p2p.base.limits import MAX_CONCURRENT_CHOICES
+from tessella_p2p.base.limits import MAX_CONCURRENT_CHOICES, SHARED_PROMPT_TOKENS
 from tessella_p2p.bridge.errors import sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.entry.api import Delta, Entry, Finished, GenerateRequest, Generation, Prepared, TokenScores
@@ -123,9 +123,15 @@ class Choices:
         self._sink = sink
         self._over = over
         self._num_left = len(requests)
+        self._first_with = _first_with_each_prompt(requests)
+        self._is_read = [trio.Event() for _ in requests]
+        """Of the choices that others wait for: whether the stages have read its prompt, or it is not worth waiting for."""
 
     async def run(self) -> None:
         """Generate every choice, at most `MAX_CONCURRENT_CHOICES` at a time. Cancelled, it closes their sessions.
+
+        Side by side each would have the stages compute the whole of a prompt that they share, before any is in their prefix caches:
+        the first one goes ahead, and the others follow its first token.
 
         Raises:
             TessellaError: the first failure; the other choices are cancelled.
@@ -134,20 +140,22 @@ class Choices:
             await self._generate(0)
             return
         failure: TessellaError | None = None
-        waiting = iter(range(len(self._requests)))
+        places = trio.Semaphore(MAX_CONCURRENT_CHOICES)
 
-        async def work() -> None:
+        async def work(index: int) -> None:
             nonlocal failure
+            if self._first_with[index] != index:
+                await self._is_read[self._first_with[index]].wait()
             try:
-                for index in waiting:  # shared by all workers: each takes the next one
+                async with places:
                     await self._generate(index)
             except TessellaError as error:
                 failure = failure or error
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            for _ in range(min(len(self._requests), MAX_CONCURRENT_CHOICES)):
-                nursery.start_soon(work)
+            for index in range(len(self._requests)):
+                nursery.start_soon(work, index)
         if failure is not None:
             raise failure
 
@@ -174,10 +182,13 @@ class Choices:
 
     async def _pump(self, index: int, generation: Generation) -> Finished:
         """Give every event to the sink; returns the last one."""
+        if len(generation.prepared.prompt_ids) < SHARED_PROMPT_TOKENS:
+            self._is_read[index].set()
         await self._sink.begin(index, generation)
         finished: Finished | None = None
         async with aclosing(generation.events()) as events:
             async for each in events:
+                self._is_read[index].set()
                 if isinstance(each, Delta):
                     await self._sink.delta(index, each)
                 else:
@@ -186,3 +197,22 @@ class Choices:
         if finished is None:
             raise LocalProtocolError(f"the events of {generation.prepared.request_id} ended without Finished")
         return finished
+
+
+def _first_with_each_prompt(requests: Sequence[GenerateRequest]) -> list[int]:
+    """For each request the place of the first one with its prompt."""
+    firsts: list[int] = []
+    for index, request in enumerate(requests):
+        before = requests[firsts[-1]] if firsts else None
+        firsts.append(firsts[-1] if before is not None and _has_prompt_of(before, request) else index)
+    return firsts
+
+
+def _has_prompt_of(one: GenerateRequest, other: GenerateRequest) -> bool:
+    """Whether both were made of one prompt: the same object, so that no text is compared."""
+    return (
+        one.messages is other.messages
+        and one.prompt is other.prompt
+        and one.prompt_ids is other.prompt_ids
+        and one.gap is other.gap
+    )

@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tessella_p2p.base.errors import StreamReset
-from tessella_p2p.base.limits import MAX_CONCURRENT_CHOICES
+from tessella_p2p.base.limits import MAX_CONCURRENT_CHOICES, SHARED_PROMPT_TOKENS
 from tessella_p2p.entry.api import GenerateRequest
 from tests.bridge import openai_description as openai
 from tests.bridge.bridge_doubles import ANSWER, MODEL, Caller, SpeakingEntry, app_for, call, chat_body, events_of
@@ -117,6 +117,36 @@ async def test_only_so_many_are_generated_at_a_time_and_all_are_answered() -> No
     assert {choice["text"] for choice in choices} == {"".join(ANSWER)}
     assert 1 < entry.most <= MAX_CONCURRENT_CHOICES
     assert entry.ends == ["closed"] * 64
+
+
+LONG = "x" * SHARED_PROMPT_TOKENS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_long_prompt_is_read_once_before_its_other_choices_follow(stream: bool) -> None:
+    entry = SpeakingEntry(hold_after=0)
+    body = {"model": MODEL, "prompt": [LONG, LONG, "short"], "n": 3, "stream": stream}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Caller(app_for(entry)), "POST", TEXT, json.dumps(body).encode())
+        await wait_all_tasks_blocked()
+        assert sorted(len(asked.prompt or "") for asked in entry.asked) == [*[5] * 3, *[len(LONG)] * 2]
+        entry.release.set()
+    assert sorted(len(asked.prompt or "") for asked in entry.asked) == [*[5] * 3, *[len(LONG)] * 6]
+    assert entry.ends == ["closed"] * 9
+
+
+async def test_a_first_choice_that_fails_lets_no_other_wait_for_it() -> None:
+    entry = SpeakingEntry(fail_after=0, failure=StreamReset("the tail is gone"))
+    answered = await call(app_for(entry), "POST", TEXT, {"model": MODEL, "prompt": LONG, "n": 8})
+    assert (answered.status, len(entry.asked)) == (502, 1)
+
+
+async def test_the_headers_and_the_id_of_a_whole_answer_are_those_of_its_first_choice() -> None:
+    entry = SpeakingEntry(words_for=lambda request: ("a",) * (9 if request.prompt == "slow" else 1))
+    answered = await call(app_for(entry), "POST", TEXT, {"model": MODEL, "prompt": ["slow", *["fast"] * 7]})
+    (number,) = (number for number, asked in enumerate(entry.asked, 1) if asked.prompt == "slow")
+    assert answered.headers["x-request-id"] == f"req-{number}"
+    assert answered.json()["id"] == f"cmpl-req-{number}"
 
 
 @pytest.mark.parametrize("stream", [False, True])
