@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, cast, get_args
 
 import click
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.errors import ConfigurationError, InvalidRequest, RemoteProtocolError
@@ -21,6 +21,7 @@ from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import DELEGATION_TTL_S, MAX_REQUESTS_PER_MINUTE, MAX_TOKENS_PER_MINUTE
 from tessella_p2p.bridge.api_keys import ApiKey, ApiKeys, KeyLimits, new_key
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
+from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import print_json, printable
 from tessella_p2p.node.api_key_file import changing, path_in, read_keys
 from tessella_p2p.node.config import NodeConfig, default_key_path
@@ -176,10 +177,10 @@ def list_keys(node: _Node, as_json: bool) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for column in ("id", "label", "expires", "tier", "per minute", "at a time", "identity"):
-        table.add_column(column, no_wrap=column == "id")
+        table.add_column(column, overflow="fold")
     for key in keys:
-        table.add_row(*(printable(text) for text in _row(key)))
-    Console().print(table, markup=False)
+        table.add_row(*(Text(printable(text)) for text in _row(key)))
+    console().print(table)
 
 
 @api.command(epilog=EXIT_STATUS_HELP)

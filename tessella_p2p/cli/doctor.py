@@ -19,6 +19,7 @@ from tessella_p2p.cli.daemons import chosen_file
 from tessella_p2p.cli.main import EXIT_FAILED
 from tessella_p2p.cli.options import ClientOptions
 from tessella_p2p.cli.setting_options import configured, setting_options
+from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import print_json, printable
 from tessella_p2p.node.config import NodeConfig
 from tessella_p2p.node.findings import Finding, has_problem, problem
@@ -41,7 +42,7 @@ def doctor(ctx: click.Context, /, config_file: Path | None, as_json: bool, **typ
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings], "healthy": not has_problem(findings)})
     else:
-        show(findings, Console(highlight=False))
+        show(findings, console())
     if has_problem(findings):
         ctx.exit(EXIT_FAILED)
 
@@ -62,7 +63,7 @@ def _findings(ctx: click.Context, config_file: Path | None, typed: dict[str, Any
     return trio.run(partial(examine, config, api_key))
 
 
-def show(findings: Sequence[Finding], console: Console) -> None:
+def show(findings: Sequence[Finding], to: Console) -> None:
     """Print findings for people: each with its fix below it, and the count at the end."""
     width = max((len(finding.subject) for finding in findings), default=0)
     for finding in findings:
@@ -70,9 +71,9 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         line = Text.assemble(
             (f"{mark} ", style), (f"{printable(finding.subject):<{width}}  ", "bold"), printable(finding.says)
         )
-        console.print(line, soft_wrap=True)
+        to.print(line, soft_wrap=True)
         if finding.fix:
-            console.print(Text(f"  {'':<{width}}  → {printable(finding.fix)}", style="dim"), soft_wrap=True)
+            to.print(Text(f"  {'':<{width}}  → {printable(finding.fix)}", style="dim"), soft_wrap=True)
     counts = {level: sum(finding.level == level for finding in findings) for level in ("problem", "warning")}
     said = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in counts.items() if number)
-    console.print(Text(said or "nothing is wrong"), soft_wrap=True)
+    to.print(Text(said or "nothing is wrong"), soft_wrap=True)

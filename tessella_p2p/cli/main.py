@@ -86,8 +86,9 @@ class _LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            error.message += f" Did you mean {near[0]}?" if near else ""
-            raise
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -99,11 +100,10 @@ class _LazyGroup(click.Group):
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except click.NoSuchOption as error:
-            if any(error.option_name in option.opts for option in self.params):
-                error.message += (
-                    f" It stands before the command: tessella-p2p {error.option_name} … {ctx.invoked_subcommand}"
-                )
-            raise
+            if not any(error.option_name in option.opts for option in self.params):
+                raise
+            there = f"It stands before the command, as in: tessella-p2p {error.option_name} … {ctx.invoked_subcommand}"
+            raise click.UsageError(f"{error.message} {there}", error.ctx) from error
         except TessellaError as error:
             raise _failure(error) from error
         except BaseExceptionGroup as group:

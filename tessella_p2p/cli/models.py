@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from tessella_p2p.base.limits import MAX_POSITIONS, MIB
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
+from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import print_json, printable
 from tessella_p2p.model.recipe import DEFAULT_RECIPE, RECIPES
 from tessella_p2p.weights.catalog import CATALOG
@@ -49,7 +49,7 @@ def list_(models_dir: Path | None, as_json: bool) -> None:
     for name, known in CATALOG.items():
         if name not in here:
             table.add_row(name, f"{known.size_bytes / MIB:.0f} MiB", f"not here: tessella-p2p models pull {name}")
-    Console().print(table)
+    console().print(table)
 
 
 @models.command("pull", epilog=EXIT_STATUS_HELP)
@@ -72,8 +72,8 @@ def pull_shown(model_id: str, models_dir: Path) -> Path:
         ConfigurationError, ArtifactError: see `weights.store.pull`.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    to = console(stderr=True)
+    with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as bar:
         task = bar.add_task(model_id)
 
         def report(step: PullProgress) -> None:

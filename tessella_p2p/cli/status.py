@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -14,9 +13,19 @@ from tessella_p2p.base.errors import MalformedMessage
 from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.node_client import NodeClient
 from tessella_p2p.cli.options import ClientOptions
+from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import print_json, printable
 
-_PEER_COLUMNS = ("peer_id", "model_id", "layer_ranges", "status", "queue_depth", "recipe", "canary")
+_PEER_COLUMNS = {
+    "peer_id": "peer",
+    "model_id": "model",
+    "layer_ranges": "layers",
+    "status": "status",
+    "queue_depth": "queue",
+    "recipe": "recipe",
+    "canary": "canary",
+}
+"""Fields of a peer, and their heads: short, so that a line fits a terminal of 80 columns."""
 _ID_ENDS = (8, 6)
 _SAME_AS_DEVICE = "gpu"
 """The manual's name of ``device``: shown once."""
@@ -35,9 +44,11 @@ def status(options: ClientOptions, as_json: bool) -> None:
         print_json(body)
         return
     table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column(overflow="fold")
     for name, value in _rows({name: value for name, value in body.items() if name != _SAME_AS_DEVICE}):
         table.add_row(Text(printable(name), style="bold"), Text(printable(value)))
-    Console().print(table)
+    console().print(table)
 
 
 @click.command(epilog=EXIT_STATUS_HELP)
@@ -56,12 +67,12 @@ def peers(options: ClientOptions, as_json: bool) -> None:
         click.echo("no peers are known yet", err=True)
         return
     table = Table(box=None, pad_edge=False)
-    for column in _PEER_COLUMNS:
-        table.add_column(column.replace("_", " "), no_wrap=column != "model_id")
+    for head in _PEER_COLUMNS.values():
+        table.add_column(head, overflow="fold")
     for peer in body:
         shown = {**peer, "peer_id": short_peer_id(str(peer.get("peer_id")))}
         table.add_row(*(Text(printable(_short(shown.get(column)))) for column in _PEER_COLUMNS))
-    Console().print(table)
+    console().print(table)
 
 
 def short_peer_id(peer_id: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tessella_p2p.cli.asking import Answer
 from tessella_p2p.cli.status import short_peer_id
+from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import printable
 
 _COLUMNS = ("stage", "layers", "hop ms", "compute ms", "cached")
@@ -19,18 +19,18 @@ _MAX_HOPS = 64
 
 def show_timing(answer: Answer) -> None:
     """Print the times of an answer to standard error; standard output is the answer's alone."""
-    console = Console(stderr=True, highlight=False)
-    console.print(Text(summary(answer)), soft_wrap=True)
+    to = console(stderr=True)
+    to.print(Text(summary(answer)), soft_wrap=True)
     hops = answer.report.get("route")
     if not isinstance(hops, list) or not hops:
         return
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for hop in hops[:_MAX_HOPS]:
         if isinstance(hop, dict):
             table.add_row(*(Text(cell) for cell in _row(hop, answer)))
-    console.print(table)
+    to.print(table)
 
 
 def summary(answer: Answer) -> str:

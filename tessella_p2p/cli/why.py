@@ -18,10 +18,14 @@ from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.node_client import NodeClient
 from tessella_p2p.cli.options import ClientOptions
 from tessella_p2p.cli.status import short_peer_id
+from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import print_json, printable
-from tessella_p2p.cli.timeline import Epoch, Told, bar, blamed, last_ms, rows_of, slowest, verdict
+from tessella_p2p.cli.timeline import BAR_CHARS, Epoch, Told, bar, blamed, last_ms, rows_of, slowest, verdict
 
 _ID_START = "req-"
+_NUMBERS_CHARS = 22
+"""Two columns of milliseconds, and what stands between columns."""
+_LEAST_BAR_CHARS = 8
 
 
 @click.command(epilog=EXIT_STATUS_HELP)
@@ -42,7 +46,7 @@ def why(options: ClientOptions, request_id: str | None, as_json: bool) -> None:
     if as_json:
         print_json(body)
     else:
-        show(told, Console(highlight=False))
+        show(told, console())
 
 
 def _bare(request_id: str) -> str:
@@ -64,39 +68,39 @@ def _newest(node: NodeClient) -> Any:
     raise UnknownRequest("this node remembers no request of yours")
 
 
-def show(told: Told, console: Console) -> None:
+def show(told: Told, to: Console) -> None:
     """Print a request for people."""
     when = datetime.fromtimestamp(told.began_at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     terms = "" if told.tier is None else f" · {told.tier}, {'paid' if told.paid else 'unpaid'}"
-    console.print(_text(f"{told.request_id}: {verdict(told)}", "bold"), soft_wrap=True)
-    console.print(
+    to.print(_text(f"{told.request_id}: {verdict(told)}", "bold"), soft_wrap=True)
+    to.print(
         _text(f"{told.kind} of {told.model} · {when} · prompt of {told.prompt_tokens} tokens{terms}"), soft_wrap=True
     )
     if told.trace_id is not None:
-        console.print(_text(f"trace {told.trace_id}"), soft_wrap=True)
-    console.print()
-    console.print(_times(told))
+        to.print(_text(f"trace {told.trace_id}"), soft_wrap=True)
+    to.print()
+    to.print(_times(told, to.width))
     for epoch in told.epochs:
-        console.print()
-        console.print(_text(_heading(epoch)), soft_wrap=True)
+        to.print()
+        to.print(_text(_heading(epoch)), soft_wrap=True)
         if epoch.route:
-            console.print(_hops(epoch))
+            to.print(_hops(epoch))
 
 
-def _times(told: Told) -> Table:
-    span_ms = last_ms(told)
+def _times(told: Told, width: int) -> Table:
+    """The steps with their times, and a picture of them where the screen has room beside the numbers."""
+    rows, span_ms = rows_of(told), last_ms(told)
+    room = width - max((len(row.what) for row in rows), default=0) - _NUMBERS_CHARS
     table = Table(box=None, pad_edge=False)
-    table.add_column("step", no_wrap=True)
+    table.add_column("step", overflow="fold")
     table.add_column("from ms", justify="right", no_wrap=True)
     table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for row in rows_of(told):
-        table.add_row(
-            _text(row.what),
-            f"{row.start_ms:.1f}",
-            f"{row.end_ms - row.start_ms:.1f}",
-            Text(bar(row, span_ms), style="cyan"),
-        )
+    if room >= _LEAST_BAR_CHARS:
+        table.add_column("", no_wrap=True)
+    for row in rows:
+        numbers = (f"{row.start_ms:.1f}", f"{row.end_ms - row.start_ms:.1f}")
+        picture = Text(bar(row, span_ms, min(room, BAR_CHARS)), style="cyan") if room >= _LEAST_BAR_CHARS else None
+        table.add_row(_text(row.what), *numbers, *(() if picture is None else (picture,)))
     return table
 
 
@@ -110,9 +114,9 @@ def _heading(epoch: Epoch) -> str:
 
 def _hops(epoch: Epoch) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("stage", no_wrap=True)
+    table.add_column("stage", overflow="fold")
     for column in ("layers", "hop ms", "compute ms", "cached"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     for hop in epoch.route:
         known = hop.hop_ms > 0
         table.add_row(

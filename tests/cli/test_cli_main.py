@@ -105,8 +105,8 @@ def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
     ("arguments", "hint"),
     [
         (("chta", "hi"), "Did you mean chat?"),
-        (("chat", "-a", "http://127.0.0.1:1", "hi"), "before the command: tessella-p2p -a … chat"),
-        (("why", "--model-id=x"), "before the command: tessella-p2p --model-id … why"),
+        (("chat", "-a", "http://127.0.0.1:1", "hi"), "before the command, as in: tessella-p2p -a … chat"),
+        (("why", "--model-id=x"), "before the command, as in: tessella-p2p --model-id … why"),
     ],
 )
 def test_wrong_usage_names_what_was_meant(arguments: tuple[str, ...], hint: str) -> None:
