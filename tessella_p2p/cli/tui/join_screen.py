@@ -100,7 +100,7 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
             models = await said_by("-m", "tessella_p2p.cli.tui.network_models", self._mesh.multiaddr)
             served = [(str(each["model_id"]), int(each["num_workers"]), each["recipe"]) for each in models]
         except (TessellaError, KeyError, TypeError, ValueError) as error:
-            self._served.update(Content(f"The orchestrator did not say what it serves: {shown(error, 300)}"))
+            self._served.update(Content(f"The orchestrator did not say what it serves: {shown(error, 120)}"))
             return
         self._recipes = {model: str(recipe) for model, _, recipe in served if recipe}
         words = [
@@ -202,4 +202,4 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
 
 def shown_lines(text: str) -> str:
     """A few lines from elsewhere."""
-    return "\n".join(shown(line, 300) for line in text.splitlines()[:8])
+    return "\n".join(shown(line, 500) for line in text.splitlines()[:8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import psutil
 
@@ -18,7 +19,8 @@ from tessella_p2p.node.settings import Given
 from tessella_p2p.weights.catalog import CATALOG
 from tessella_p2p.weights.store import resolve
 
-_HERE = "this answer"
+_PLACES: Final = {"default_model": "the model", "vram_mb": "the claim", "api_port": "api_port", "p2p_port": "p2p_port"}
+"""Where answers were given, in the words of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def join_plan(
         # where a file says which ports, they are the user's own choice, and a taken one is an error
         answers["api_port"] = _port("api_port")
         answers["p2p_port"] = _port("p2p_port")
-    config = _config(_given(mesh) | {name: Given(value, _HERE) for name, value in answers.items()}, environ)
+    config = _config(_given(mesh) | {name: Given(value, _PLACES[name]) for name, value in answers.items()}, environ)
     if recipe in RECIPES and not {"recipe", "quantization"} & config.model_fields_set:
         answers["recipe"] = recipe
     settings = {name: given.value for name, given in _given(mesh).items()} | answers

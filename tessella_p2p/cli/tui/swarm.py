@@ -19,7 +19,7 @@ _HOLE: Final = "·"
 _LABEL: Final = 14
 _MIN_MAP: Final = 10
 _MAX_MAP: Final = 60
-_NARROWEST: Final = 38
+_NARROWEST: Final = 35
 """As far as the milliseconds: what is behind them is left out where it does not fit."""
 _MAX_RATES: Final = 40
 _STATUS: Final[Mapping[str, tuple[str, str]]] = {
@@ -124,7 +124,7 @@ def _stages(picture: Picture, total: int, width: int, numbers: Numbers) -> list[
     }
     if not picture.stages:
         return [Content("no stage is known yet")]
-    head = f"{'peer':<10}{'layers':>9}  {'state':<9}{'hop ms':>8}{'queue':>7}  "
+    head = f"{'peer':<9}{'layers':>8}  {'state':<9}{'hop ms':>7}{'queue':>7}  "
     span = min(max(width - len(head), 0), _MAX_MAP)
     head = head[: max(width, _NARROWEST)] if span < _MIN_MAP else head
     lines = [Content.styled(head, "bold")]
@@ -142,9 +142,9 @@ def _stage(stage: Stage, hop_ms: float | None, total: int, span: int, numbers: N
     name = f"{numbers.of(stage.peer_id)}{' (you)' if stage.own else ' canary' if stage.canary else ''}"
     fill = _FILL.get(stage.status, "-") * (end - start)
     return Content.assemble(
-        f"{name:<10}{layers_of(stage.layers):>9}  ",
+        f"{name:<9}{layers_of(stage.layers):>8}  ",
         (f"{word:<9}", style),
-        f"{number(hop_ms):>8}{stage.queue_depth:>7}  {_HOLE * start}",
+        f"{number(hop_ms):>7}{stage.queue_depth:>7}  {_HOLE * start}",
         (fill, style),
         _HOLE * (span - end),
     )
