@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import trio
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import LocalProtocolError, Overloaded, TessellaError
-from tessella_p2p.base.limits import SSE_PING_S
+from tessella_p2p.base.limits import KIB, SSE_PING_S
 from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answers import DONE, PING, event
 from tessella_p2p.bridge.choices import Answer, Choices, Dialect, Reading
@@ -25,9 +26,25 @@ from tessella_p2p.bridge.errors import error_answer, sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.responses import logged_answer
 from tessella_p2p.entry.api import Caller, Delta, Entry, Finished, Generation, TokenScores
+from tessella_p2p.ledger.blocking import in_thread
 
 _LAST_WORDS_S = 0.5
 """How long a stream that the server breaks off may still take to say so."""
+
+
+_READ_IN_PLACE_BYTES = 64 * KIB
+"""Of a body: such a one takes up to 15 ms, the largest half a second, in which no other answer would go on."""
+_Read = TypeVar("_Read")
+
+
+async def understood(request: Request, read: Callable[[bytes], _Read]) -> _Read:
+    """What ``read`` makes of a request's body, on a thread where that may take long.
+
+    Raises:
+        TessellaError: what ``read`` raises.
+    """
+    body = await request.body()
+    return read(body) if len(body) <= _READ_IN_PLACE_BYTES else await in_thread(lambda: read(body))
 
 
 class GenerationEndpoint:
@@ -54,7 +71,7 @@ class GenerationEndpoint:
             TessellaError: when nothing was sent yet; the app's handler turns it into an answer.
         """
         request = Request(scope, receive)
-        reading = self._read(await request.body())
+        reading = await understood(request, self._read)
         caller: Caller = getattr(request.state, "caller", Caller())  # `authorising` sets it, where keys are asked for
         reading = replace(reading, requests=tuple(replace(each, caller=caller) for each in reading.requests))
         watch = ClientWatch(receive)

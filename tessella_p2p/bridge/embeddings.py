@@ -14,7 +14,7 @@ from typing_extensions import TypedDict  # pydantic reads no other before Python
 
 from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError
 from tessella_p2p.bridge.answer_headers import answer_headers
-from tessella_p2p.bridge.answering import ClientWatch
+from tessella_p2p.bridge.answering import ClientWatch, understood
 from tessella_p2p.bridge.answers import encoded
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.openai_models.embeddings import EmbeddingsBody, embeddings_body
@@ -82,7 +82,7 @@ class EmbeddingsEndpoint:
             TessellaError: the app's handler turns it into an answer.
         """
         request = Request(scope, receive)
-        asked = embeddings_body(await request.body())
+        asked = await understood(request, embeddings_body)
         self._check_dimensions(asked)
         caller: Caller = getattr(request.state, "caller", Caller())
         vectors: tuple[Embedded, ...] = ()

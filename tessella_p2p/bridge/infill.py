@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, PromptTooLong, TessellaError
 from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answer_headers import answer_headers
-from tessella_p2p.bridge.answering import ClientWatch, EventStream
+from tessella_p2p.bridge.answering import ClientWatch, EventStream, understood
 from tessella_p2p.bridge.answers import encoded, event
 from tessella_p2p.bridge.errors import sole_error
 from tessella_p2p.bridge.generate import lone_model
@@ -51,7 +51,7 @@ class InfillEndpoint:
             TessellaError: when nothing was sent yet; the app's handler turns it into an answer.
         """
         request = Request(scope, receive)
-        asked = infill_body(await request.body())
+        asked = await understood(request, infill_body)
         model = asked.model if asked.model is not None else lone_model(self._entry.known_models())
         caller: Caller = getattr(request.state, "caller", Caller())
         stream = EventStream(send, self._ping_s) if asked.stream else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,9 +12,13 @@ from typing import Any
 
 import pytest
 import trio
+from starlette.requests import Request
+from starlette.types import Message
 
 from tessella_p2p.base.clock import SystemClock
+from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.limits import MAX_HTTP_BODY_BYTES
+from tessella_p2p.bridge.answering import understood
 from tessella_p2p.entry.api import GenerateRequest, Generation
 from tessella_p2p.entry.codec import ArtifactCodec
 from tessella_p2p.model.artifact import Artifact
@@ -97,6 +102,27 @@ async def test_a_body_over_the_limit_is_a_413_on_every_route(path: str) -> None:
 
     assert (fits.status, over.status) == (200, 413)
     openai.check_error(over.json())
+
+
+async def test_a_large_body_is_read_beside_the_event_loop_and_its_errors_come_from_there() -> None:
+    loop, threads = threading.get_ident(), list[int]()
+
+    def read(body: bytes) -> int:
+        threads.append(threading.get_ident())
+        if body.startswith(b"!"):
+            raise InvalidRequest("it does not begin so", "prompt")
+        return len(body)
+
+    def request_of(body: bytes) -> Request:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+    assert [await understood(request_of(b"x" * size), read) for size in (10, 1_000_000)] == [10, 1_000_000]
+    with pytest.raises(InvalidRequest):
+        await understood(request_of(b"!" * 1_000_000), read)
+    assert [each == loop for each in threads] == [True, False, False]
 
 
 async def _post(url: str, path: str, body: bytes) -> bytes:

@@ -281,3 +281,5 @@ def test_time_alone_does_not_cut_a_first_line() -> None:
 def test_the_first_stop_of_the_text_is_the_one_that_ended_it() -> None:
     assert stopping_word("a b c", ("c", "b")) == "b"
     assert stopping_word("a", ("b",)) == ""
+    assert stopping_word("abcd", ("abcd", "bc")) == "bc", "it was complete first, and the answer ended there"
+    assert stopping_word("abc", ("bc", "abc")) == "abc"
