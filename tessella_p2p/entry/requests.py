@@ -159,8 +159,9 @@ class Trail:
         self._close_epoch(_fault_of(error), now)
 
     def fail(self, error: TessellaError, now: float) -> None:
-        """It ended with an error, which is given its id. The first end counts."""
-        error.request_id = self._record.request_id
+        """It ended with an error, which is given its id. The first end counts: behind it an error may be another request's already."""
+        if self._record.end is None or error.request_id is None:
+            error.request_id = self._record.request_id
         self._end(error.code, _fault_of(error), now)
 
     def end(self, how: str, now: float) -> None:

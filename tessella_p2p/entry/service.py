@@ -249,12 +249,27 @@ class EntryService:
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Session]:
         """See `entry.api.Entry.generate`."""
-        with self._followed("answer", request.model, request.caller) as trail:
+        trail = self._begin("answer", request.model, request.caller)
+        with self._followed(trail):
             async with self._generating(request, trail) as session:
                 yield session
 
     async def embed(self, request: EmbedRequest) -> tuple[Embedded, ...]:
-        """See `entry.api.Entry.embed`."""
+        """See `entry.api.Entry.embed`. Each input is a request in the book; what is refused as a whole is the first one's."""
+        first = self._begin("embedding", request.model, request.caller)
+        with self._followed(first):
+            inputs = await self._admit_inputs(request)
+            waiting = iter((first,))
+
+            async def embed_one(ids: tuple[int, ...]) -> Embedded:
+                trail = next(waiting, None) or self._begin("embedding", request.model, request.caller)
+                with self._followed(trail):
+                    return await self._embed_one(request, ids, trail)
+
+            return await embed_each(inputs, embed_one)
+
+    async def _admit_inputs(self, request: EmbedRequest) -> list[tuple[int, ...]]:
+        """The ids of each input, once all can be served."""
         self._reach.check(trio.current_time())
         check_model(request.model, self._model.model_id)
         inputs = await input_ids(self._model.codec, request.inputs, self._max_input_tokens)
@@ -263,26 +278,23 @@ class EntryService:
         if self._proving is not None and await self._proving.admit():
             self._routes.holding(longest, 0)
         check_hop_body(self._model.hidden_size, longest)
+        return inputs
 
-        async def embed_one(ids: tuple[int, ...]) -> Embedded:
-            with self._followed("embedding", request.model, request.caller) as trail:
-                route = self._routes.holding(len(ids), 0)
-                trail.tokenised(len(ids), 0, trio.current_time())
-                trail.proven(trio.current_time())
-                asked = GenerateRequest(request.model, prompt_ids=ids, caller=request.caller)
-                async with self._placed(asked, trail, ids, 0, m.Sampling(), "embedding", route) as session:
-                    if request.admitted is not None:
-                        request.admitted(len(ids))
-                    pooled = await session.vector()
-                    trail.end("stop", trio.current_time())
-                    return Embedded(pooled.vector, len(ids), session.prepared.request_id, session.route())
+    async def _embed_one(self, request: EmbedRequest, ids: tuple[int, ...], trail: Trail) -> Embedded:
+        route = self._routes.holding(len(ids), 0)
+        trail.tokenised(len(ids), 0, trio.current_time())
+        trail.proven(trio.current_time())
+        asked = GenerateRequest(request.model, prompt_ids=ids, caller=request.caller)
+        async with self._placed(asked, trail, ids, 0, m.Sampling(), "embedding", route) as session:
+            if request.admitted is not None:
+                request.admitted(len(ids))
+            pooled = await session.vector()
+            trail.end("stop", trio.current_time())
+            return Embedded(pooled.vector, len(ids), session.prepared.request_id, session.route())
 
-        return await embed_each(inputs, embed_one)
-
-    @contextmanager
-    def _followed(self, kind: RequestKind, model: str, caller: Caller) -> Iterator[Trail]:
-        """One request in the book, from its beginning to whatever ends it."""
-        trail = self.requests.begin(
+    def _begin(self, kind: RequestKind, model: str, caller: Caller) -> Trail:
+        """A new request in the book; `_followed` has to come."""
+        return self.requests.begin(
             self._granting.new_request_id(),
             kind,
             model,
@@ -290,8 +302,12 @@ class EntryService:
             now=trio.current_time(),
             now_unix_ms=self._context.clock.unix_ms(),
         )
+
+    @contextmanager
+    def _followed(self, trail: Trail) -> Iterator[None]:
+        """Note whatever ends a request."""
         try:
-            yield trail
+            yield
         except TessellaError as error:
             trail.fail(error, trio.current_time())
             raise

@@ -145,7 +145,9 @@ async def test_one_failure_ends_the_others(clock: VirtualClock) -> None:
         await asked.done.wait()
         assert asked.error is not None
         assert not world.entry.requests.in_flight()
-        assert {each.end for each in world.entry.requests.recent()} == {asked.error.code, "cancelled"}
+        ends = {each.end: each.request_id for each in world.entry.requests.recent()}
+        assert ends.keys() == {asked.error.code, "cancelled"}
+        assert asked.error.request_id == ends[asked.error.code]
 
 
 async def test_inputs_are_checked_together_before_any_stage_hears_of_one(clock: VirtualClock) -> None:
@@ -159,7 +161,9 @@ async def test_inputs_are_checked_together_before_any_stage_hears_of_one(clock: 
             asked = ask(world, *inputs)
             await asked.done.wait()
             assert isinstance(asked.error, expected)
-        assert not world.entry.requests.recent()
+            newest, *before = world.entry.requests.recent()
+            assert (newest.end, newest.request_id) == (asked.error.code, asked.error.request_id)
+        assert len(before) == len(cases) - 1, "what is refused is one request, however many its inputs are"
     async with entry_world(clock, [WHOLE], hidden_size=1 << 20) as world:
         asked = ask(world, [1] * 200)
         await asked.done.wait()
