@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
 from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Static
@@ -79,12 +80,15 @@ class TessellaUi(App[None]):
         environ: the process environment.
     """
 
+    TITLE = "Tessella"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { background: $background; }
     #head { height: 1; padding: 0 1; background: $primary 20%; text-wrap: nowrap; text-overflow: ellipsis; }
     #hint { height: 1; padding: 0 1; color: $text-muted; display: none; text-wrap: nowrap; text-overflow: ellipsis; }
     #hint.shown { display: block; }
+    #line { height: auto; border-top: solid $primary; padding: 0 1; }
+    #mark { width: 2; height: 1; }
     #foot, #way { height: 1; padding: 0 1; color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -121,7 +125,9 @@ class TessellaUi(App[None]):
         yield self._head
         yield self._transcript
         yield self._hint
-        yield self._prompt
+        with Horizontal(id="line"):
+            yield Static("> ", id="mark")
+            yield self._prompt
         yield self._foot
         yield self._way
 
@@ -218,6 +224,7 @@ class TessellaUi(App[None]):
             return False
         if await self._attach_to(await joined.api_url(), goal.operator, kept, asked):
             self._watch_joined(joined)
+            await self._transcript.say("this machine serves layers to the mesh for as long as this runs", "note")
             return True
         return False
 
@@ -247,10 +254,11 @@ class TessellaUi(App[None]):
                 break
         is_new = operator is None and following is not None
         if asked:
-            self._keep(replace(kept, operator=following, api_key=typed, model_id=self._wishes.remembered.model_id))
-        await self._linked(
-            node, f"its operator is {shown(following)}, remembered from now on" if is_new and asked else ""
-        )
+            before = self._wishes.remembered
+            same_key = before.api_key if before.api_url == kept.api_url else None
+            self._keep(replace(kept, operator=following, api_key=typed or same_key, model_id=before.model_id))
+        note = f"; its operator is {shown(following)}, remembered from now on" if is_new and asked else ""
+        await self._linked(node, note)
         return True
 
     async def _linked(self, node: AsyncNode, note: str) -> None:
@@ -258,9 +266,7 @@ class TessellaUi(App[None]):
         if former is not None:
             await former.aclose()
         self._picture, self._model, self._lost = None, None, ""
-        await self._transcript.say(
-            f"linked to {node.api_url}{f'; {note}' if note else ''} · /help lists the commands", "note"
-        )
+        await self._transcript.say(f"linked to {node.api_url}{note} · /help lists the commands", "note")
         self._watch_mesh(node)
         self._find_model(node)
         self._show_head()

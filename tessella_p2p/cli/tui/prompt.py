@@ -19,12 +19,7 @@ class Prompt(TextArea):
         commands: the commands that are completed.
     """
 
-    DEFAULT_CSS = """
-    Prompt {
-        height: auto; max-height: 9; border: none; border-top: solid $primary; padding: 0 1; background: transparent;
-        &:focus { border: none; border-top: solid $primary; }
-    }
-    """
+    DEFAULT_CSS = "Prompt { width: 1fr; height: auto; max-height: 8; padding: 0; background: transparent; }"
 
     class Sent(Message):
         """Enter was pressed on ``text``, which is not empty."""

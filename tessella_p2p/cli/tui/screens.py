@@ -66,7 +66,7 @@ class ConnectScreen(ModalScreen[Goal | None]):
             )
             yield Static("Address")
             yield self._address
-            yield Static("Operator's public key (the orchestrator's peer id), if the address lacks it")
+            yield Static("Operator's public key (its peer id), if the address lacks it")
             yield self._operator
             yield self._said
             yield Static("Enter goes on, Up and Down change the field, Escape leaves", classes="keys")
