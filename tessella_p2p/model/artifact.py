@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -77,8 +78,8 @@ class Artifact:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Compiles what answers have to follow; each grammar is tried in a process of its own first."""
-        return GrammarCompiler.of(self.tokenizer, GrammarTrial())
+        """Compiles what answers have to follow; each grammar is tried in a process of its own first, and given so much CPU later."""
+        return GrammarCompiler.of(self.tokenizer, GrammarTrial(), time.thread_time)
 
     @cached_property
     def costs(self) -> StageCosts:

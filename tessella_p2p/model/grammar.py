@@ -4,8 +4,9 @@ A grammar comes from whoever asks, and through a peer: its text is bounded by th
 what it costs to compile, which llguidance bounds only in part, by a trial elsewhere (`model.grammar_trial`). llguidance catches its own
 panics, and an automaton that has failed says so for ever; both are `InvalidRequest` here.
 
-Everything is counted, nothing is timed, so the same tokens are allowed on every machine: a tail's draws can be repeated by an auditor,
-and by another tail from the answer alone. That holds for one release of llguidance, which is therefore pinned.
+What is allowed is counted and never timed, so it is the same on every machine: a tail's draws can be repeated by an auditor, and by
+another tail from the answer alone. That holds for one release of llguidance, which is therefore pinned. Only giving up is timed too:
+llguidance counts what a mask takes, and not what a token does, which for an ambiguous grammar is a thousand times the usual.
 
 A token may come next if its bytes do. Where the grammar leaves no choice of bytes, the token is the one that the model's own tokenizer
 would write there. Control tokens stand for no bytes: a grammar in Lark may name them (``<|im_end|>``), nothing else lets them through.
@@ -13,7 +14,8 @@ would write there. Control tokens stand for no bytes: a grammar in Lark may name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +24,14 @@ import numpy.typing as npt
 
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.limits import (
+    GRAMMAR_ANSWER_CPU_S,
     GRAMMAR_COMPILE_FUEL,
+    GRAMMAR_DRAW_CPU_S,
     GRAMMAR_STEP_FUEL,
+    GRAMMAR_TOKEN_CPU_S,
     MAX_GRAMMAR_ITEMS,
     MAX_GRAMMAR_REASON_CHARS,
+    MAX_GRAMMAR_ROW_ITEMS,
     MAX_GRAMMAR_STATES,
     MAX_GRAMMAR_SYMBOLS,
 )
@@ -39,6 +45,7 @@ _LIMITS: Final[Mapping[str, Any]] = {
     "initial_lexer_fuel": GRAMMAR_COMPILE_FUEL,
     "step_lexer_fuel": GRAMMAR_STEP_FUEL,
     "step_max_items": MAX_GRAMMAR_ITEMS,
+    "max_items_in_row": MAX_GRAMMAR_ROW_ITEMS,
     "max_lexer_states": MAX_GRAMMAR_STATES,
     "max_grammar_size": MAX_GRAMMAR_SYMBOLS,
     "precompute_large_lexemes": False,  # it goes over the whole vocabulary before the first token, however large the automaton
@@ -60,14 +67,19 @@ class Constraint:
         matcher: of llguidance; it belongs to this from now on.
         vocabulary: tokens are below this.
         end_ids: tokens that end an answer.
+        cpu_s: the CPU time of the thread that asks, in seconds.
     """
 
-    __slots__ = ("_end_ids", "_matcher", "_num_past_end", "_vocabulary")
+    __slots__ = ("_cpu_s", "_end_ids", "_left_s", "_matcher", "_num_past_end", "_vocabulary")
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int, end_ids: Collection[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: int, end_ids: Collection[int], cpu_s: Callable[[], float]
+    ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._end_ids = frozenset(end_ids)
+        self._cpu_s = cpu_s
+        self._left_s = GRAMMAR_ANSWER_CPU_S
         self._num_past_end = 0  # end tokens behind an answer that nothing can follow: the matcher does not count them
         self._check()
 
@@ -77,8 +89,8 @@ class Constraint:
         Raises:
             InvalidRequest: to find out takes too much, or nothing in the vocabulary can go on.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
+        with self._spending(GRAMMAR_DRAW_CPU_S):
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.zeros(num_logits, np.bool_)
         known = min(num_logits, self._vocabulary)
         allowed[:known] = np.unpackbits(bits, count=known, bitorder="little")
@@ -87,12 +99,17 @@ class Constraint:
         return allowed
 
     def admits(self, token: int) -> bool:
-        """Whether ``token`` may come next. A peer's word: one that may not changes nothing here."""
+        """Whether ``token`` may come next. A peer's word: one that may not changes nothing here.
+
+        Raises:
+            InvalidRequest: to find out takes too much.
+        """
         if not 0 <= token < self._vocabulary:
             return False
         if self._matcher.is_stopped():
             return token in self._end_ids
-        return self._matcher.validate_tokens([token]) == 1
+        with self._spending(0.0):
+            return self._matcher.validate_tokens([token]) == 1
 
     def accept(self, token: int) -> None:
         """Go on by one token.
@@ -104,9 +121,10 @@ class Constraint:
             raise _refused(f"token {token} is out of the vocabulary of {self._vocabulary}")
         if self._matcher.is_stopped() and token in self._end_ids:
             self._num_past_end += 1
-        else:
+            self._check()
+            return
+        with self._spending(GRAMMAR_TOKEN_CPU_S):
             self._matcher.consume_token(token)
-        self._check()
 
     def take_back(self, count: int) -> None:
         """Forget the last ``count`` tokens.
@@ -120,7 +138,18 @@ class Constraint:
             self._matcher.rollback(count - past_end)
         self._check()
 
+    @contextmanager
+    def _spending(self, more_s: float) -> Iterator[None]:
+        """llguidance is at work; the answer may take so much more for it. Raises `InvalidRequest` where that is not enough."""
+        began = self._cpu_s()
+        yield
+        if self._left_s >= 0.0:
+            self._left_s += more_s - (self._cpu_s() - began)
+        self._check()
+
     def _check(self) -> None:
+        if self._left_s < 0.0:
+            raise _refused("to follow it takes too long")
         if self._matcher.is_error():
             raise _refused(self._matcher.get_error())
 
@@ -135,6 +164,7 @@ class GrammarCompiler:
         encode: the ids that the model's tokenizer gives for a text; raises nothing.
         trial: compiles a grammar elsewhere first, and raises `InvalidRequest` where that takes too much; None where all grammars are
             trusted.
+        cpu_s: see `Constraint`; by default nothing takes any.
     """
 
     def __init__(
@@ -144,6 +174,7 @@ class GrammarCompiler:
         end_ids: Collection[int],
         encode: Callable[[str], list[int]],
         trial: Callable[[Grammar], None] | None = None,
+        cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         if not end_ids:
             raise ValueError("a vocabulary without an end token")
@@ -152,13 +183,19 @@ class GrammarCompiler:
         self._end_ids = sorted(end_ids)
         self._encode = encode
         self._trial = trial
+        self._cpu_s = cpu_s
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, trial: Callable[[Grammar], None] | None = None) -> GrammarCompiler:
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        trial: Callable[[Grammar], None] | None = None,
+        cpu_s: Callable[[], float] = lambda: 0.0,
+    ) -> GrammarCompiler:
         """The compiler for a model's tokenizer. Cheap: what takes time happens with the first grammar."""
         names = {token: text.encode() for text, token in tokenizer.control.items()}
         tokens = [names.get(token) or tokenizer.token_bytes(token) for token in range(tokenizer.vocabulary)]
-        return cls(tokens, names, tokenizer.end_ids, tokenizer.encode, trial)
+        return cls(tokens, names, tokenizer.end_ids, tokenizer.encode, trial, cpu_s)
 
     def compile(self, grammar: Grammar, answer: Sequence[int] = ()) -> Constraint:
         """What an answer that begins with ``answer`` has to follow from there. Blocking: milliseconds; the first time half a second.
@@ -172,7 +209,7 @@ class GrammarCompiler:
         if self._trial is not None:
             self._trial(grammar)
         matcher = LLMatcher(self._vocabulary, _in_llguidance(grammar), log_level=0, limits=LLParserLimits(**_LIMITS))
-        constraint = Constraint(matcher, len(self._tokens), self._end_ids)
+        constraint = Constraint(matcher, len(self._tokens), self._end_ids, self._cpu_s)
         for token in answer:
             constraint.accept(token)
         return constraint

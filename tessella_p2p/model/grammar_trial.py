@@ -24,6 +24,8 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.wire.messages import Grammar
 
+READY = b"ready"
+"""What the process says once it can begin."""
 _CHILD = Path(__file__).with_name("grammar_trial_child.py")
 
 
@@ -64,7 +66,7 @@ def _is_bounded(grammar: Grammar) -> bool:
         done = subprocess.run(
             command,
             input=grammar.text.encode(),
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=GRAMMAR_TRIAL_S,
             start_new_session=True,  # a Ctrl-C is for the node
@@ -75,4 +77,6 @@ def _is_bounded(grammar: Grammar) -> bool:
         raise Overloaded(f"a grammar could not be tried within {GRAMMAR_TRIAL_S:g} s") from None
     except OSError as error:
         raise Overloaded(f"no grammar can be tried here: {error}") from None
+    if done.stdout != READY:  # it never came to the grammar: llguidance is not to be found there, say
+        raise Overloaded(f"no grammar can be tried here: the process for it ended early, with {done.returncode}")
     return done.returncode == 0

@@ -1,7 +1,7 @@
 """What `model.grammar_trial` runs, by its path and without this package: compile one grammar from stdin, or be killed over it.
 
-Arguments: its kind, the seconds of CPU and the bytes of memory that this process may use. The exit status is 0 whether it is a grammar
-or not: that is found out again, and said, by whoever asked.
+Arguments: its kind, the seconds of CPU and the bytes of memory that this process may use. It says ``ready`` before it looks at the
+grammar. The exit status is 0 whether it is one or not: that is found out again, and said, by whoever asked.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def main(kind: str, cpu_s: int, memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+    sys.stdout.write("ready")
+    sys.stdout.flush()
     text = sys.stdin.buffer.read().decode()
     limits = LLParserLimits(precompute_large_lexemes=False, verbose_errors=False)
     with suppress(ValueError):  # no JSON at all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,59 @@ def test_an_automaton_that_grows_without_end_is_an_error_value_at_the_draw() -> 
     pytest.fail("it was followed all the way")
 
 
+AMBIGUOUS = lark('start: s\ns: s s | "a"')
+"""What a token takes grows with the square of the answer."""
+LETTERS = [b"a", b"b", b""]
+
+
+class Cpu:
+    """Each look at it is so much later than the one before."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.now = step_s, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        return self.now
+
+
+def compiler_of_letters(cpu: Cpu) -> GrammarCompiler:
+    return GrammarCompiler(LETTERS, (), [2], lambda text: [0] * len(text), None, cpu)
+
+
+def test_an_answer_that_takes_too_long_to_follow_is_refused_and_stays_so() -> None:
+    with pytest.raises(InvalidRequest, match="too long"):
+        compiler_of_letters(Cpu(0.01)).compile(lark("start: /a*/"), [0] * 100)
+    cpu = Cpu(0.0)
+    constraint = compiler_of_letters(cpu).compile(lark("start: /a*/"))
+    cpu.step_s = 1.0
+    calls = (lambda: constraint.allowed(3), lambda: constraint.admits(0), lambda: constraint.accept(0))
+    for call in calls:
+        with pytest.raises(InvalidRequest, match="too long"):
+            call()
+    cpu.step_s = 0.0
+    for call in calls:
+        with pytest.raises(InvalidRequest, match="too long"):
+            call()
+
+
+def test_an_answer_may_take_more_the_longer_it_is() -> None:
+    constraint = compiler_of_letters(Cpu(0.005)).compile(lark("start: /a*/"))
+    for _ in range(1000):
+        assert constraint.allowed(3)[0]
+    drawn = compiler_of_letters(Cpu(0.00009)).compile(lark("start: /a*/"), [0] * 20_000)
+    assert drawn.allowed(3)[0]
+
+
+def test_what_a_peer_makes_a_tail_follow_first_is_bounded(smollm2_path: Path) -> None:
+    began = time.thread_time()
+    with Artifact.open(smollm2_path) as artifact:
+        token = artifact.tokenizer.encode("a")[0]
+        with pytest.raises(InvalidRequest, match=r"too long|items"):
+            artifact.grammars.compile(AMBIGUOUS, [token] * 24_000)
+    assert time.thread_time() - began < 10  # it was minutes
+
+
 # ---- the trial ----
 
 
@@ -330,9 +384,11 @@ def test_what_takes_too_much_to_compile_is_refused_in_time_and_remembered(monkey
 
 
 def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_trial, "GRAMMAR_TRIAL_BYTES", 16 << 20)
+    monkeypatch.setattr(grammar_trial, "GRAMMAR_TRIAL_BYTES", 256 << 20)
+    doubling = {f"d{i}": {"allOf": 2 * [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(200)}
+    hostile = schema({"$defs": {**doubling, "d200": {"type": "string", "pattern": "a*"}}, "$ref": "#/$defs/d0"})
     with pytest.raises(InvalidRequest, match="to compile"):
-        GrammarTrial()(schema(PERSON))
+        GrammarTrial()(hostile)
 
 
 def test_a_text_that_is_no_grammar_is_left_to_the_compiler_to_refuse() -> None:
@@ -348,6 +404,16 @@ def test_a_machine_that_cannot_try_is_overloaded_and_remembers_nothing(monkeypat
         with pytest.raises(Overloaded):
             trial(schema(PERSON))
     trial(schema(PERSON))
+
+
+def test_a_machine_without_llguidance_where_it_tries_blames_no_grammar(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = tmp_path / "child.py"
+    child.write_text("import no_such_module")
+    monkeypatch.setattr(grammar_trial, "_CHILD", child)
+    with pytest.raises(Overloaded, match="no grammar can be tried here"):
+        GrammarTrial()(schema(PERSON))
 
 
 def test_the_compiler_tries_first() -> None:
