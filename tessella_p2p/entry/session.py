@@ -270,11 +270,14 @@ class Session:
             TransportError, Overloaded, RemoteProtocolError: the reroutes are used up; says what happened last.
             TooManyHopBodies: there was no place in time.
             NoRoute: no route came in time.
-            InvalidRequest: a second stage could not follow the grammar.
+            InvalidRequest: this entry, or a second stage, could not follow the grammar.
         """
         while True:
-            self._host.punish(error, self._chain.suspects if self._chain is not None else ())
             self.close()
+            if isinstance(error, GrammarRefused) and self._constraint is not None:
+                # Raises where this entry cannot go on either: no stage is at fault for its client's grammar.
+                self._constraint.allowed(self._plan.vocabulary)
+            self._host.punish(error, self._chain.suspects if self._chain is not None else ())
             self._check_refusal(error)
             self._trail.rerouted(error, trio.current_time())
             self._proved_at = -math.inf

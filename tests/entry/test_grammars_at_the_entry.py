@@ -57,3 +57,20 @@ async def test_a_text_that_is_no_grammar_is_refused_before_any_stage_hears_of_it
         await asked.done.wait()
         assert isinstance(asked.error, InvalidRequest)
         assert asked.error.param == "grammar"
+
+
+async def test_no_stage_is_at_fault_for_a_grammar_that_nobody_can_follow(clock: VirtualClock) -> None:
+    async with entry_world(clock, [WHOLE, WHOLE]) as world:
+        asked = world.ask(3, grammar=Grammar(kind="lark", text="start: /[0-9] / /[x-z]/"))
+        session = await world.stages[0].session()
+        await session.known()
+        await session.answer(await session.open_tokens(), HERE, [7])
+        await session.step()
+        refusal = error_frame(session.body, "invalid_request", session.stage.peer.peer_id, ENTRY_KEY.peer_id, "nothing")
+        await session.hop.send(refusal)
+        await asked.done.wait()
+        assert isinstance(asked.error, InvalidRequest)
+        assert "no token of this model can follow" in str(asked.error)
+        world.ask(1)
+        again = await world.stages[0].session(session.hop)
+        assert again.body.epoch == 0  # it is preferred as before
