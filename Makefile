@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test check-format check-lint check-types check-imports check-tests bench sim docs format clean
+.PHONY: help setup model demo test check-format check-lint check-types check-imports check-tests clients bench sim docs format clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -57,6 +57,22 @@ check-imports: $(INSTALLED)
 check-tests: setup
 	$(BIN)/pytest $(ARGS)
 
+# Programs of others, which have dependencies of their own: none of them is needed for anything else.
+CLIENTS := tests/clients
+PYTHON_CLIENTS := .venv-clients/installed
+NODE_CLIENTS := $(CLIENTS)/javascript/node_modules/.package-lock.json
+
+$(PYTHON_CLIENTS): $(CLIENTS)/python/requirements.txt
+	'$(PYTHON)' -m venv --clear .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --no-deps --no-compile --requirement $<
+	@touch $@
+
+$(NODE_CLIENTS): $(CLIENTS)/javascript/package-lock.json
+	cd $(CLIENTS)/javascript && npm ci --ignore-scripts --no-audit --no-fund
+
+clients: setup $(PYTHON_CLIENTS) $(NODE_CLIENTS)  ## Ask a mesh with openai, llm, litellm, langchain, … (needs node)
+	$(BIN)/pytest -rA $(CLIENTS) $(ARGS)
+
 bench: setup  ## Measure beside llama.cpp; ARGS names groups, --rounds N or --json FILE
 	@$(BIN)/python -m benchmarks $(ARGS)
 
@@ -71,5 +87,5 @@ format: $(INSTALLED)  ## Format the code, and mend what lint can
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove .venv and every cache of this folder; models and keys stay
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-clients $(CLIENTS)/javascript/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
