@@ -103,9 +103,10 @@ class Answers:
         return load_config(NodeConfig, flags=given, environ=self.environ)
 
     def to_write(self) -> dict[str, object]:
-        """The answers as values, for the file."""
+        """The answers as values, for the file; paths in full, since the node may start in another folder."""
         config = self.config()
-        return {name: getattr(config, name) for name in self.given}
+        values = {name: getattr(config, name) for name in self.given}
+        return {name: value.absolute() if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def run_wizard(path: Path, flags: Mapping[str, Given], environ: Mapping[str, str], read_models: ReadModels) -> None:
@@ -136,6 +137,9 @@ def run_wizard(path: Path, flags: Mapping[str, Given], environ: Mapping[str, str
     key = load_or_generate_key(config.keypair_path)
     write_config(path, NodeConfig, answers.to_write(), "Written by the first start of `tessella-p2p daemon`.")
     _say(f"written: {path}")
+    others = [given.place for name, given in flags.items() if name not in ASKED]
+    if others:
+        _say(f"for this start alone, and not in the file: {', '.join(others)}")
     _say(f"this node is {key.peer_id}; its key is {config.keypair_path}. A lost key is a lost identity: keep a copy.")
     if config.api_keys == "required":
         _say("clients need a key: make one with `tessella-p2p keys api add`")
@@ -234,7 +238,15 @@ def _ask_port(answers: Answers, name: str, what: str) -> None:
     others = {getattr(answers.config(), other) for other in ("api_port", "p2p_port") if other in answers.given}
     free = first_free_port(standard, lambda port: port not in others and is_free(port))
     taken = "" if free == standard else f" ({standard} is taken)"
-    _ask(answers, name, f"{what}{taken}", free)
+    while True:
+        _ask(answers, name, f"{what}{taken}", free)
+        port = getattr(answers.config(), name)
+        if not port or port not in others:
+            break
+        answers.given.pop(name)
+        _say(f"  {port} is the other port of this node")
+    if port != free and not is_free(port):
+        _say(f"  note: another program listens on {port} now; the node does not start beside it")
 
 
 def _ask(answers: Answers, name: str, text: str, default: object | None = None, choices: Sequence[str] = ()) -> None:
@@ -242,8 +254,12 @@ def _ask(answers: Answers, name: str, text: str, default: object | None = None, 
     while True:
         shown = None if default is None else str(default)
         typed = str(click.prompt(text, default=shown, err=True)).strip()
-        if typed.isascii() and typed.isdecimal() and 1 <= int(typed[:9]) <= len(choices):
-            typed = choices[int(typed) - 1]
+        if choices and typed.isascii() and typed.isdecimal() and typed not in choices:
+            number = int(typed[:9])
+            if not 1 <= number <= len(choices):
+                _say(f"  there is no model {number} in the list")
+                continue
+            typed = choices[number - 1]
         try:
             answers.add(name, typed)
         except ConfigurationError as error:

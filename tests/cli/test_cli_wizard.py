@@ -134,6 +134,41 @@ def test_what_flags_answer_is_not_asked_and_is_kept(tmp_path: Path, models_dir: 
     assert "Memory" not in result.output
 
 
+def test_what_flags_say_beyond_the_questions_is_said_not_to_be_kept(tmp_path: Path, models_dir: Path) -> None:
+    answers = (URL, "1", "", str(models_dir), "", "", "", "", "y")
+    result = asked(tmp_path, *answers, flags={"bootstrap": URL, "threads": 2})
+    assert result.exception is None, result.output
+    assert "not in the file: --bootstrap, --threads" in result.output
+    assert written(tmp_path).bootstrap == ()
+
+
+def test_a_number_is_one_of_the_list_and_the_ports_differ(tmp_path: Path, models_dir: Path) -> None:
+    result = asked(tmp_path, URL, "7", "0", "2", "", str(models_dir), "", "", "18080", "18080", "19080", "y")
+    assert result.exception is None, result.output
+    assert "no model 7 in the list" in result.output
+    assert "18080 is the other port of this node" in result.output
+    config = written(tmp_path)
+    assert (config.default_model, config.api_port, config.p2p_port) == ("other", 18080, 19080)
+
+
+def test_a_path_is_written_in_full(tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = asked(tmp_path, URL, "1", "", "models", "my.key", "", "", "", "y")
+    assert result.exception is None, result.output
+    monkeypatch.chdir("/")
+    assert (written(tmp_path).models_dir, written(tmp_path).keypair_path) == (models_dir, tmp_path / "my.key")
+
+
+def test_the_port_of_another_program_is_noted(tmp_path: Path, models_dir: Path) -> None:
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        result = asked(tmp_path, URL, "1", "", str(models_dir), "", "", port, "", "y")
+    assert result.exception is None, result.output
+    assert "another program listens on " + port in result.output
+
+
 def test_what_the_environment_answers_is_neither_asked_nor_written(tmp_path: Path, models_dir: Path) -> None:
     environ = {"TESSELLA_VRAM_MB": "700", "TESSELLA_MODELS_DIR": str(models_dir)}
     result = asked(tmp_path, URL, "1", "", "", "", "", "y", environ=environ)
