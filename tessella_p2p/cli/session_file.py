@@ -6,6 +6,7 @@ them in its prefix cache, as long as it keeps it; a file that a stage has forgot
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -65,6 +66,21 @@ def load_session(path: Path) -> Conversation:
             f"{path}: no session file: {where and where + ': '}{first['msg']}; name another file, or move this one away"
         ) from None
     return Conversation(content.model, tuple(Turn(each.role, each.content) for each in content.messages))
+
+
+def check_place(path: Path) -> None:
+    """Find out whether a conversation can be kept in a file before an answer is asked for.
+
+    Raises:
+        ConfigurationError: its folder is not there, or may not be written.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigurationError(f"{path}: the session file cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"{path}: the session file cannot be written: {folder} may not be written by this user"
+        )
 
 
 def save_session(path: Path, conversation: Conversation) -> None:

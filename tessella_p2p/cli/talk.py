@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tessella_p2p.cli.asking import Answer, Turn, chat_question
 from tessella_p2p.cli.prompting import Asker
-from tessella_p2p.cli.session_file import Conversation, load_session, save_session
+from tessella_p2p.cli.session_file import Conversation, check_place, load_session, save_session
 
 
 class Talk:
@@ -68,6 +68,9 @@ def begun(session_file: Path | None) -> Conversation:
     """The conversation in a session file; an empty one where there is none.
 
     Raises:
-        ConfigurationError: see `session_file.load_session`.
+        ConfigurationError: see `session_file.load_session` and `session_file.check_place`.
     """
-    return Conversation() if session_file is None else load_session(session_file)
+    if session_file is None:
+        return Conversation()
+    check_place(session_file)
+    return load_session(session_file)

@@ -57,8 +57,14 @@ def _row(hop: Mapping[str, Any], answer: Answer) -> tuple[str, ...]:
         f"{_number(layers[0], 0)}–{_number(layers[1], 0)}" if is_range and layers is not None else "–",
         _number(hop.get("hop_ms"), 2),
         _number(hop.get("compute_ms"), 2),
-        "–" if cached is None else f"{_number(cached, 0)} of {_count(answer.usage, 'prompt_tokens')}",
+        _cached(cached, answer.usage.get("prompt_tokens")),
     )
+
+
+def _cached(cached: object, prompt: object) -> str:
+    """Positions that a stage had; a route in the middle of an answer begins with more than the prompt."""
+    is_part = isinstance(cached, int) and isinstance(prompt, int) and cached <= prompt
+    return f"{_number(cached, 0)} of {_number(prompt, 0)}" if is_part else _number(cached, 0)
 
 
 def _count(counts: Mapping[str, Any], name: str) -> str:

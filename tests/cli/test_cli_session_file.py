@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.base.limits import MAX_CHAT_MESSAGES, MAX_SESSION_FILE_BYTES
 from tessella_p2p.cli.asking import Turn
-from tessella_p2p.cli.session_file import Conversation, load_session, save_session
+from tessella_p2p.cli.session_file import Conversation, check_place, load_session, save_session
+from tessella_p2p.cli.talk import begun
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 TURNS = st.lists(st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), TEXTS), max_size=6)
@@ -58,6 +60,17 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
         save_session(tmp_path / "none" / "s.json", Conversation())
     with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
         load_session(tmp_path)
+
+
+def test_a_file_that_cannot_be_kept_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    check_place(tmp_path / "s.json")
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        begun(tmp_path / "none" / "s.json")
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    if not os.access(locked, os.W_OK):  # nothing is locked to root
+        with pytest.raises(ConfigurationError, match="may not be written by this user"):
+            begun(locked / "s.json")
 
 
 GOOD: dict[str, Any] = {"version": 1, "model": "m", "messages": [{"role": "user", "content": "hi"}]}

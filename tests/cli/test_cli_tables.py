@@ -15,9 +15,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from tessella_p2p.cli import why
+from tessella_p2p.cli.asking import Answer
 from tessella_p2p.cli.main import cli
 from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.timeline import Told, rows_of
+from tessella_p2p.cli.timing import show_timing
 from tests.bridge.bridge_doubles import SpeakingEntry, app_for, serving
 from tests.cli.test_why import answered
 
@@ -68,3 +70,12 @@ async def test_a_narrow_screen_takes_the_picture_of_a_request_and_leaves_its_num
         assert f"{row.end_ms - row.start_ms:.1f}" in times
     assert "…" not in times
     assert ("█" in times) == (width >= 60)
+
+
+@pytest.mark.parametrize(("cached", "shown"), [(32, "32 of 35"), (64, "64"), (None, "–")])
+def test_a_route_that_began_in_the_middle_of_an_answer_has_cached_more_than_the_prompt(
+    cached: int | None, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hop = {"peer_id": PEER, "layers": [0, 19], "hop_ms": 1.0, "compute_ms": 1.0, "cached": cached}
+    show_timing(Answer(usage={"prompt_tokens": 35, "completion_tokens": 9}, report={"route": [hop]}))
+    assert capsys.readouterr().err.splitlines()[-1].split("1.00")[-1].strip() == shown
