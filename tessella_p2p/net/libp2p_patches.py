@@ -7,6 +7,7 @@ still needs it. Nothing is patched in place but one constant: the rest are subcl
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
@@ -51,6 +53,8 @@ from tessella_p2p.wire.keys import NodeKey
 log = structlog.get_logger(__name__)
 
 LIBP2P_VERSION = "0.8.1"
+_MAX_REASON_CHARS = 300
+_MAX_CAUSES = 16
 
 
 class StockYamux(Yamux):
@@ -223,12 +227,24 @@ def quiet_libp2p() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """The messages of an error and its causes, innermost last, at most 300 characters."""
-    parts: list[str] = []
-    current: BaseException | None = error
-    while current is not None and len(parts) < 5:
-        text = str(current) or type(current).__name__
-        if not parts or text not in parts[-1]:
-            parts.append(text)
-        current = current.__cause__
-    return ": ".join(parts)[:300]
+    """What an error comes to, at most 300 characters: what the system said, or the first message and the innermost one.
+
+    Between the two the library repeats itself, with the peer's id in each sentence.
+    """
+    cause = _innermost(error)
+    if isinstance(cause, PeerIDMismatchesPubkey):
+        return "another peer answers there, with another key"
+    if isinstance(cause, OSError) and cause.errno and cause.strerror:
+        return (os.strerror(cause.errno) if cause.errno > 0 else cause.strerror)[:_MAX_REASON_CHARS]
+    first, last = (str(each) or type(each).__name__ for each in (error, cause))
+    return (first if last in first else f"{first}: {last}")[:_MAX_REASON_CHARS]
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The end of the chain of causes, through the first error of each group."""
+    for _ in range(_MAX_CAUSES):
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+        if inner is None:
+            break
+        error = inner
+    return error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import inspect
 import logging
+import os
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 from libp2p.transport.tcp import tcp
@@ -118,3 +121,20 @@ def test_describe_names_the_cause() -> None:
     error = SwarmException("dial failed")
     error.__cause__ = OSError("connection refused")
     assert describe(error) == "dial failed: connection refused"
+
+
+def test_describe_says_what_the_system_said_and_no_more() -> None:
+    error = SwarmException("fail to open connection to peer 12D3KooWpeer")
+    error.__cause__ = OSError("all attempts to connect failed")
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Error connecting to ('127.0.0.1', 9): Connection refused")
+    error.__cause__.__cause__ = ExceptionGroup("all attempts failed", [refused])
+    assert describe(error) == os.strerror(errno.ECONNREFUSED)
+
+
+def test_describe_names_another_peer_and_ends_at_a_circle_of_causes() -> None:
+    error = SwarmException("failed to upgrade security for peer 12D3KooWpeer")
+    error.__cause__ = PeerIDMismatchesPubkey("peer id does not correspond to the received pubkey: 12D3KooWpeer")
+    assert describe(error) == "another peer answers there, with another key"
+    circle = SwarmException("round")
+    circle.__cause__ = circle
+    assert describe(circle) == "round"
