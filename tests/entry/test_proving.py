@@ -175,3 +175,20 @@ async def test_without_stages_the_missing_layers_are_named_at_once(clock: Virtua
         error = await refused(world)
         assert error.missing == (SECOND.as_tuple(),)
         assert world.entry.readiness().state == "no_route"
+
+
+async def test_a_newcomer_beside_proven_stages_may_be_met_by_a_request_which_goes_on_over_the_others(
+    clock: VirtualClock,
+) -> None:
+    async with entry_world(clock, [WHOLE, WHOLE], prove_routes=True) as world:
+        proven, newcomer = world.stages
+        first = await proven.session()
+        await answer(first)
+        world.announce(proven, queue_depth=9)
+        world.announce(newcomer, queue_depth=0)
+        asked = world.ask(1)
+        await (await newcomer.session()).known()  # and is silent
+        await answer(await proven.session(first.hop))
+        await asked.done.wait()
+        assert (asked.token_ids, asked.error) == ([7], None)
+        assert world.entry.model_ids() == (MODEL_ID,)
