@@ -20,7 +20,7 @@ from tessella_p2p.cli.main import EXIT_STATUS_HELP
 from tessella_p2p.cli.setting_options import configured, given_flags, setting_options
 from tessella_p2p.node.config import BootstrapConfig, ConfigT, NodeConfig, OrchestratorConfig
 from tessella_p2p.node.config_file import default_config_path, found_config
-from tessella_p2p.node.log import configure_logging
+from tessella_p2p.node.log import configure_logging, unlogged
 
 if TYPE_CHECKING:
     from tessella_p2p.node.served_models import NetworkModel
@@ -108,8 +108,9 @@ def _asked_for(typed: dict[str, Any]) -> Path | None:
 def _network_models(config: NodeConfig) -> Sequence[NetworkModel]:
     from tessella_p2p.node.served_models import read_network_models
 
-    configure_logging("error", "console")  # the questions have the terminal to themselves
-    return trio.run(read_network_models, config.orchestrator)
+    configure_logging("error", "console")
+    with unlogged():  # the questions have the terminal to themselves
+        return trio.run(read_network_models, config.orchestrator)
 
 
 def _with_model(ctx: click.Context, typed: dict[str, Any]) -> dict[str, Any]:

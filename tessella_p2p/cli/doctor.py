@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -23,7 +22,7 @@ from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import print_json, printable
 from tessella_p2p.node.config import NodeConfig
 from tessella_p2p.node.findings import Finding, has_problem, problem
-from tessella_p2p.node.log import configure_logging
+from tessella_p2p.node.log import configure_logging, unlogged
 
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 _EPILOG = "Exit status: 0 no problem, at most warnings; 1 a problem; 2 wrong usage; 130 interrupted."
@@ -56,11 +55,9 @@ def _findings(ctx: click.Context, config_file: Path | None, typed: dict[str, Any
     from tessella_p2p.node.doctor import examine  # libp2p takes two seconds to import
 
     configure_logging("error", "auto")
-    logging.getLogger().setLevel(
-        logging.CRITICAL
-    )  # what a library has to say about a peer that is not there is a finding
     api_key = ctx.obj.api_key if isinstance(ctx.obj, ClientOptions) else None
-    return trio.run(partial(examine, config, api_key))
+    with unlogged():  # what a library has to say about a peer that is not there is a finding
+        return trio.run(partial(examine, config, api_key))
 
 
 def show(findings: Sequence[Finding], to: Console) -> None:

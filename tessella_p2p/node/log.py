@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, Final, TextIO
 
@@ -188,3 +189,14 @@ def configure_logging(level: str = "info", form: str = "auto", stream: TextIO | 
 def set_log_level(level: str) -> None:
     """Let our own loggers speak at ``level`` from now on."""
     logging.getLogger("tessella_p2p").setLevel(level.upper())
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Drop what is logged meanwhile, by whomever: for commands whose own words say what failed."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

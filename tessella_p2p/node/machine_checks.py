@@ -21,6 +21,7 @@ from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.node.config import NodeConfig
 from tessella_p2p.node.findings import Finding, ok, problem, warning
 from tessella_p2p.node.keystore import load_key
+from tessella_p2p.orchestrator.admission import is_private
 from tessella_p2p.weights.catalog import CATALOG
 from tessella_p2p.weights.store import resolve
 from tessella_p2p.wire.keys import NodeKey
@@ -100,6 +101,12 @@ def check_reachability(config: NodeConfig) -> Finding:
     subject, host = "reachability", ipaddress.ip_address(config.p2p_host)
     if config.public_ip is not None:
         port = config.public_p2p_port or config.p2p_port
+        if is_private(f"/{'ip6' if ':' in config.public_ip else 'ip4'}/{config.public_ip}/tcp/{port}"):
+            return warning(
+                subject,
+                f"public_ip is {config.public_ip}, which is not reached from everywhere",
+                "set what the router has on the outside; only a mesh with allow_private_addrs admits a worker like this",
+            )
         return ok(subject, f"peers are told {config.public_ip} port {port}; a NAT rule has to bring them here")
     if host.is_loopback:
         return warning(subject, f"p2p_host is {host}: peers on this machine alone", "set p2p_host = 0.0.0.0 for others")
@@ -153,7 +160,10 @@ def check_model(config: NodeConfig, now_ms: int) -> Sequence[Finding]:
     try:
         path = resolve(config.default_model, config.models_dir)
     except ConfigurationError as error:
-        return [problem("model", str(error), f"`tessella-p2p models pull {config.default_model}`, or name a GGUF file")]
+        pull = f"`tessella-p2p models pull {config.default_model}`, or " if config.default_model in CATALOG else ""
+        return [
+            problem("model", str(error), f"{pull}name a GGUF file, or a model that `tessella-p2p models list` knows")
+        ]
     findings = [_check_file(config.default_model, path)]
     try:
         artifact = Artifact.open(path)

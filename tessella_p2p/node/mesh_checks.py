@@ -38,7 +38,8 @@ from tessella_p2p.wire.keys import SEED_BYTES, NodeKey
 
 _PATIENCE_S = 12.0
 _HTTP_S = 5.0
-_MAX_REASON_CHARS = 160
+_MAX_REASON_CHARS = 240
+_BOOTSTRAP_FIX = "start it, or take its line out of bootstrap"
 _UNEASY_SKEW_MS = 5_000
 Status = Mapping[str, Any]
 """A node's ``/status``."""
@@ -145,7 +146,7 @@ async def _check_orchestrator(client: OrchestratorClient, config: NodeConfig, *,
         ahead_ms = await client.clock_ahead_ms(_PATIENCE_S)
     except TransportError as error:
         fix = "start it, or mend orchestrator_url; `tessella-p2p keys show --role orchestrator` says its peer id"
-        return [level("orchestrator", f"{name} cannot be reached, or is another peer: {_short(error)}", fix)]
+        return [level("orchestrator", _short(error, name), fix)]
     except RemoteProtocolError as error:
         return [
             level("orchestrator", f"{name} answers what it may not: {error}", "bring both machines to the same version")
@@ -210,17 +211,18 @@ async def _check_bootstrap(network: Network, address: str) -> Finding:
         with trio.fail_after(_PATIENCE_S):
             await network.connect(address)
     except trio.TooSlowError:
-        reason = "it did not answer in time"
+        pass
     except TransportError as error:
-        reason = _short(error)
+        return warning("bootstrap", _short(error, address), _BOOTSTRAP_FIX)
     else:
         return ok("bootstrap", f"{parse_peer_address(address).peer_id} answers")
-    return warning("bootstrap", f"{address}: {reason}", "start it, or take its line out of bootstrap")
+    return warning("bootstrap", f"{address}: it did not answer in time", _BOOTSTRAP_FIX)
 
 
-def _short(error: TessellaError) -> str:
-    """The libraries' chains of reasons repeat themselves."""
-    text = str(error)
+def _short(error: TessellaError, whom: str) -> str:
+    """An error that says whom it is about, and goes on for a while at most."""
+    peer = whom.rpartition("/")[2]
+    text = str(error) if peer in str(error) else f"{whom}: {error}"
     return text if len(text) <= _MAX_REASON_CHARS else f"{text[:_MAX_REASON_CHARS]}…"
 
 

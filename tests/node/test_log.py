@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tessella_p2p.base.errors import DialError
 from tessella_p2p.base.ids import LayerRange
-from tessella_p2p.node.log import MAX_TEXT_CHARS, SECRET_FIELDS, configure_logging, redact
+from tessella_p2p.node.log import MAX_TEXT_CHARS, SECRET_FIELDS, configure_logging, redact, unlogged
 
 SECRET = "the prompt of somebody"
 
@@ -156,3 +156,20 @@ def test_console_lines_are_for_people() -> None:
     structlog.get_logger("tessella_p2p.x").debug("up", prompt=SECRET)
     assert "up" in stream.getvalue()
     assert SECRET not in stream.getvalue()
+
+
+def test_a_command_that_says_itself_what_failed_can_drop_what_libraries_say(out: io.StringIO) -> None:
+    library = logging.getLogger("tests.library_with_a_level_of_its_own")
+    library.setLevel(logging.ERROR)
+
+    def fail() -> None:
+        with unlogged():
+            library.error("fail to open connection")
+            structlog.get_logger("tessella_p2p.tests").error("so do we")
+            raise DialError("nobody is there")
+
+    with pytest.raises(DialError):
+        fail()
+    assert lines(out) == []
+    library.error("heard again")
+    assert [line["event"] for line in lines(out)] == ["heard again"]

@@ -82,6 +82,8 @@ def test_a_claim_beyond_the_machine_is_a_problem(tmp_path: Path) -> None:
     [
         ({"p2p_host": "127.0.0.1"}, "warning"),
         ({"public_ip": "203.0.113.9"}, "ok"),
+        ({"public_ip": "192.168.1.9"}, "warning"),
+        ({"public_ip": "fd00::9"}, "warning"),
         ({"p2p_host": "10.1.2.3"}, "warning"),
         ({"p2p_host": "9.9.9.9"}, "ok"),
     ],
@@ -102,6 +104,8 @@ def test_a_model_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
     (finding,) = check_model(config(tmp_path), 0)
     assert finding.level == "problem"
     assert "models pull" in finding.fix
+    (finding,) = check_model(config(tmp_path, default_model="unheard-of"), 0)
+    assert (finding.level, "models pull" in finding.fix) == ("problem", False)
 
 
 def test_a_file_that_is_no_model_is_a_problem(tmp_path: Path) -> None:

@@ -104,6 +104,9 @@ async def test_another_peer_at_the_orchestrators_address_is_not_taken_for_it(tmp
         at = f"{address}/p2p/{OTHER.peer_id}"
         findings = by_subject(await check_mesh(config(tmp_path, orchestrator_url=at, bootstrap=at)))
     assert findings["orchestrator"].level == "problem"
+    for subject in ("orchestrator", "bootstrap"):
+        said = findings[subject].says
+        assert ("another peer answers there" in said, said.count(OTHER.peer_id)) == (True, 1), said
     assert findings["bootstrap"].level == "warning"
     assert findings["DHT"].level == "problem"
     assert "clock" not in findings
