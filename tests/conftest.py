@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.weights.store import default_models_dir, resolve
@@ -14,6 +15,11 @@ from tessella_p2p.weights.store import default_models_dir, resolve
 # A shell starts background jobs with SIGINT ignored, and children inherit that: Ctrl-C could not be tested there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is the machine's affair, which may have other things to do. Without this a test that was held up for 0.2 s
+# fails, after Hypothesis has looked for a smaller example that is late, too, for up to five minutes.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ def test_an_answer_ends_every_refusal() -> None:
     assert known.failures == 0
 
 
-@given(st.integers(1, 3 * MAX_PROVEN_PATHS))
+@given(st.integers(1, MAX_PROVEN_PATHS + 8))
 def test_the_routes_that_are_remembered_are_bounded_and_the_newest_stays(number: int) -> None:
     known = readiness()
     paths = [(PathStage(PeerId(str(index)), LayerRange(0, 8), "f32"),) for index in range(number)]
