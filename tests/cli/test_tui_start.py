@@ -41,7 +41,7 @@ NOBODY = "/ip4/127.0.0.1/tcp/1"
 def _nothing_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    for module in ("app", "wishes"):
+    for module in ("linked_app", "wishes"):
         # a node that really runs on this machine is none of a test's business
         monkeypatch.setattr(f"tessella_p2p.cli.tui.{module}.DEFAULT_API_URL", "http://127.0.0.1:1")
 

@@ -11,27 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import work
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Static
 
-from tessella_p2p.base.errors import ApiKeyRefused, ConfigurationError, NoRoute, TessellaError, TransportError
-from tessella_p2p.base.ids import PeerId
+from tessella_p2p.base.errors import ConfigurationError, NoRoute, TessellaError, TransportError
 from tessella_p2p.cli.asking import Answer, Manner, Turn, chat_question, take
-from tessella_p2p.cli.options import DEFAULT_API_URL
-from tessella_p2p.cli.tui.goal import Goal, check_operator, operator_of
-from tessella_p2p.cli.tui.joined import JoinedNode
 from tessella_p2p.cli.tui.keeping import Keeper
+from tessella_p2p.cli.tui.linked_app import LinkedApp
 from tessella_p2p.cli.tui.node import AsyncNode
-from tessella_p2p.cli.tui.picture import Picture, read_picture
 from tessella_p2p.cli.tui.prompt import Prompt
-from tessella_p2p.cli.tui.remembered import Remembered, remember
-from tessella_p2p.cli.tui.screens import ConnectScreen, KeyScreen, ModelScreen, SwarmScreen
-from tessella_p2p.cli.tui.swarm import Numbers
-from tessella_p2p.cli.tui.transcript import AnswerView, Transcript
+from tessella_p2p.cli.tui.remembered import Remembered
+from tessella_p2p.cli.tui.screens import ModelScreen, SwarmScreen
+from tessella_p2p.cli.tui.transcript import AnswerView, Kind, Transcript
 from tessella_p2p.cli.tui.wishes import Wishes
 from tessella_p2p.cli.tui.words import (
     answer_line,
@@ -50,7 +45,6 @@ if TYPE_CHECKING:
 
 _MANNER: Final = Manner(max_tokens=1024, temperature=0.0)
 _DRAWS_PER_S: Final = 12
-_LOOK_AGAIN_S: Final = (1.0, 2.0, 4.0, 8.0)
 _MAX_ANSWER_CHARS: Final = 1 << 22
 _KEYS: Final = """\
 Enter sends, Alt-Enter or Ctrl-J begins a new line, Tab completes.
@@ -71,14 +65,8 @@ class _Asking:
     stream: asyncio.Task[None] | None = None
 
 
-class TessellaUi(App[None]):
-    """The app.
-
-    Args:
-        wishes: what is known before anything is asked.
-        remembered_path: where answers are kept.
-        environ: the process environment.
-    """
+class TessellaUi(LinkedApp):
+    """The app; arguments as those of `LinkedApp`."""
 
     TITLE = "Tessella"
     ENABLE_COMMAND_PALETTE = False
@@ -98,25 +86,16 @@ class TessellaUi(App[None]):
     ]
 
     def __init__(self, wishes: Wishes, remembered_path: Path, environ: Mapping[str, str]) -> None:
-        super().__init__()
-        self.started: list[JoinedNode] = []
-        """Every node that this UI started; whoever runs it ends them."""
-        self._wishes = wishes
-        self._remembered_path = remembered_path
-        self._environ = environ
+        super().__init__(wishes, remembered_path, environ)
         self._history: History | None = None
         self._commands = _commands(self)
         self._head, self._foot, self._way = Static(id="head"), Static(id="foot"), Static(id="way")
         self._hint = Static(id="hint")
         self._transcript = Transcript()
         self._prompt = Prompt(tuple(self._commands), id="prompt")
-        self._numbers = Numbers()
-        self._node: AsyncNode | None = None
         self._model: str | None = None
         self._turns: tuple[Turn, ...] = ()
         self._asking: _Asking | None = None
-        self._picture: Picture | None = None
-        self._lost = ""
         self._keeper = Keeper()
         self._ticking: Timer
 
@@ -137,7 +116,7 @@ class TessellaUi(App[None]):
         self._prompt.focus()
         self._show_head()
         self._read_history()
-        self._go(first=True)
+        self.go(first=True)
 
     @work
     async def _read_history(self) -> None:
@@ -149,173 +128,26 @@ class TessellaUi(App[None]):
     async def on_unmount(self) -> None:
         """Close the connections."""
         self.action_stop_answer()
-        if self._node is not None:
-            await self._node.aclose()
+        if self.node is not None:
+            await self.node.aclose()
 
-    # ---- the link to a node ----
+    # ---- the node ----
 
-    @work(exclusive=True, group="link")
-    async def _go(self, *, first: bool) -> None:
-        """Ask where to go, unless it is known, until a node is linked or the user leaves it as it was."""
-        goal, said = None, ""
-        if first:
-            try:
-                goal = self._wishes.goal()
-            except ConfigurationError as error:
-                said = str(error)
-        asked = goal is None
-        while True:
-            if goal is None:
-                goal = await self._ask_goal(said)
-                asked = True
-                if goal is None:
-                    if self._node is None:
-                        self.exit()
-                    return
-            try:
-                linked = await self._link(goal, asked)
-            except TessellaError as error:
-                said = explained(error)
-            else:
-                if linked:
-                    return
-                said = ""
-            goal = None
+    async def say(self, text: str, kind: Kind) -> None:
+        """Add a text to the conversation."""
+        await self._transcript.say(text, kind)
 
-    async def _ask_goal(self, said: str) -> Goal | None:
-        kept = self._wishes.remembered
-        address = self._wishes.api_url or kept.api_url or kept.mesh or self._wishes.known_mesh or ""
-        if not address and await _answers(DEFAULT_API_URL):
-            address, said = (
-                DEFAULT_API_URL,
-                said or f"A node runs on this machine: Enter attaches to {DEFAULT_API_URL}.",
-            )
-        return await self.push_screen_wait(ConnectScreen(address, kept.operator or "", said))
-
-    async def _link(self, goal: Goal, asked: bool) -> bool:
-        """Attach to the node, or join the mesh; whether that was done.
-
-        Raises:
-            TessellaError: it cannot be done; says why.
-        """
-        if goal.api_url is not None:
-            return await self._attach_to(goal.api_url, goal.operator, Remembered(api_url=goal.api_url), asked)
-        assert goal.mesh is not None
-        kept = Remembered(mesh=goal.mesh.multiaddr)
-        note = ""
-        try:
-            return await self._attach_to(DEFAULT_API_URL, goal.operator, kept, asked)
-        except ConfigurationError:
-            note = f"The node at {DEFAULT_API_URL} belongs to another mesh, and is left alone."
-        except TessellaError:
-            pass  # nobody there: a node of our own it is
-        for node in self.started:
-            await node.leave()
-        from tessella_p2p.cli.tui.join_screen import (
-            JoinScreen,
-        )  # what a daemon's settings import is much, and seldom needed
-
-        joined = await self.push_screen_wait(
-            JoinScreen(
-                goal.mesh, self._wishes.model_id or self._wishes.remembered.model_id, self._environ, note, self.started
-            )
-        )
-        if joined is None:
-            return False
-        if await self._attach_to(await joined.api_url(), goal.operator, kept, asked):
-            self._watch_joined(joined)
-            await self._transcript.say("this machine serves layers to the mesh for as long as this runs", "note")
-            return True
-        return False
-
-    async def _attach_to(self, api_url: str, operator: PeerId | None, kept: Remembered, asked: bool) -> bool:
-        """Link to a node, asking for a key where it wants one; False where the user has none.
-
-        Raises:
-            TessellaError: it does not answer, or follows another operator.
-        """
-        key = self._wishes.key_for(api_url)
-        typed: str | None = None
-        while True:
-            node = AsyncNode(api_url, key)
-            try:
-                status = await node.status()
-                following = operator_of(status)
-                check_operator(operator, following)
-            except ApiKeyRefused as error:
-                await node.aclose()
-                key = typed = await self.push_screen_wait(KeyScreen(api_url, str(error)))
-                if key is None:
-                    return False
-            except BaseException:
-                await node.aclose()
-                raise
-            else:
-                break
-        is_new = operator is None and following is not None
-        if asked:
-            before = self._wishes.remembered
-            same_key = before.api_key if before.api_url == kept.api_url else None
-            self._keep(replace(kept, operator=following, api_key=typed or same_key, model_id=before.model_id))
-        note = f"; its operator is {shown(following)}, remembered from now on" if is_new and asked else ""
-        await self._linked(node, note)
-        return True
-
-    async def _linked(self, node: AsyncNode, note: str) -> None:
-        former, self._node = self._node, node
-        if former is not None:
-            await former.aclose()
-        self._picture, self._model, self._lost = None, None, ""
-        await self._transcript.say(f"linked to {node.api_url}{note} · /help lists the commands", "note")
-        self._watch_mesh(node)
+    def node_linked(self, node: AsyncNode) -> None:
+        """Another node answers for other models."""
+        self._model = None
         self._find_model(node)
-        self._show_head()
+        self.mesh_seen()
         self._prompt.focus()
 
-    def _keep(self, remembered: Remembered) -> None:
-        """Remember what was answered."""
-        self._wishes = replace(self._wishes, remembered=remembered)
-        try:
-            remember(self._remembered_path, remembered)
-        except ConfigurationError as error:
-            self.notify(shown(error, 300), severity="warning", markup=False)
-
-    @work(exclusive=True, group="mesh")
-    async def _watch_mesh(self, node: AsyncNode) -> None:
-        """Keep the picture of the mesh, as long as there is a node."""
-        failures = 0
-        while True:
-            try:
-                async with aclosing(node.pictures()) as pictures:
-                    async for event in pictures:
-                        failures = 0
-                        self._see(read_picture(event))
-            except TessellaError as error:
-                self._lose(error)
-            await asyncio.sleep(_LOOK_AGAIN_S[min(failures, len(_LOOK_AGAIN_S) - 1)])
-            failures += 1
-
-    def _see(self, picture: Picture) -> None:
-        self._picture, self._lost = picture, ""
-        if isinstance(self.screen, SwarmScreen):
-            self.screen.show(picture)
+    def mesh_seen(self) -> None:
+        """Show how it stands."""
         self._show_head()
         self._show_foot()
-
-    def _lose(self, error: TessellaError) -> None:
-        self._lost = "the node does not answer" if isinstance(error, TransportError) else shown(error, 120)
-        if isinstance(self.screen, SwarmScreen):
-            self.screen.lose(f"{self._lost}; this is the last picture")
-        self._show_head()
-
-    @work(exclusive=True, group="joined")
-    async def _watch_joined(self, node: JoinedNode) -> None:
-        """Say so when the node that was started ends by itself."""
-        await node.ended()
-        try:
-            node.check()
-        except ConfigurationError as error:
-            await self._transcript.say(f"{error}\n/connect starts it again", "error")
 
     @work(exclusive=True, group="model")
     async def _find_model(self, node: AsyncNode) -> None:
@@ -330,9 +162,9 @@ class TessellaUi(App[None]):
             TessellaError: the node does not answer.
         """
         if self._model is None:
-            wished = self._wishes.model_id
+            wished = self.wishes.model_id
             models = () if wished is not None else await node.model_ids()
-            kept = self._wishes.remembered.model_id
+            kept = self.wishes.remembered.model_id
             if wished is None and not models:
                 raise NoRoute("the node has no complete route for any model now")
             self._model = wished or (kept if kept is not None and kept in models else models[0])
@@ -358,10 +190,10 @@ class TessellaUi(App[None]):
 
     @work(group="answer")
     async def _ask(self, text: str) -> None:
-        node = self._node
+        node = self.node
         if node is None:
             return
-        await self._transcript.say(text, "question")
+        await self.say(text, "question")
         asking = _Asking(await self._transcript.begin_answer(), Answer(), time.monotonic())
         asking.stream = asyncio.create_task(self._stream(node, (*self._turns, Turn("user", text)), asking))
         self._asking = asking
@@ -397,19 +229,19 @@ class TessellaUi(App[None]):
         error = None if stream.cancelled() else stream.exception()
         if isinstance(error, TessellaError):
             part = "\nThis answer is not part of the conversation." if answer.text else ""
-            await self._transcript.say(f"{explained(error)}{part}\nUp brings the question back.", "error")
+            await self.say(f"{explained(error)}{part}\nUp brings the question back.", "error")
             return
         if error is not None:
             raise error  # a bug of ours
         if answer.text:
             self._turns = (*self._turns, Turn("user", text), Turn("assistant", answer.text))
         if stream.cancelled():
-            await self._transcript.say("stopped", "note")
+            await self.say("stopped", "note")
         elif answer.reason == "length":
             limit = number(answer.usage.get("completion_tokens", _MANNER.max_tokens), 0)
-            await self._transcript.say(f"cut at {limit} tokens; ask it to go on", "note")
+            await self.say(f"cut at {limit} tokens; ask it to go on", "note")
         elif not answer.text:
-            await self._transcript.say("the model had nothing to say", "note")
+            await self.say("the model had nothing to say", "note")
 
     def _tick(self) -> None:
         asking = self._asking
@@ -421,12 +253,12 @@ class TessellaUi(App[None]):
 
     def _show_head(self) -> None:
         parts = ["Tessella"]
-        if self._node is not None:
-            parts += [shown(self._model or "no model yet", 40), self._lost or self._standing(), self._node.api_url]
+        if self.node is not None:
+            parts += [shown(self._model or "no model yet", 40), self.lost or self._standing(), self.node.api_url]
         self._head.update(Content(" · ".join(parts)))
 
     def _standing(self) -> str:
-        picture = self._picture
+        picture = self.picture
         if picture is None:
             return "looking"
         holes = picture.coverage[0].holes if picture.coverage else ()
@@ -442,7 +274,7 @@ class TessellaUi(App[None]):
         elif done is not None and done.report:
             self._keeper.hold(answer_line(done, self._model or ""), way_line(done))
         if asking is None:
-            idle = mesh_line(self._picture) if self._picture is not None else ""
+            idle = mesh_line(self.picture) if self.picture is not None else ""
             foot, way = self._keeper.lines(idle)
             self._foot.update(Content(foot))
             self._way.update(Content(way))
@@ -504,27 +336,27 @@ class TessellaUi(App[None]):
         command = self._commands.get(name)
         try:
             if command is None:
-                await self._transcript.say(f"{shown(name)} is no command; /help lists them", "error")
+                await self.say(f"{shown(name)} is no command; /help lists them", "error")
             elif command.takes_argument or not argument.strip():
                 await command.run(argument.strip())
             else:
-                await self._transcript.say(f"{name} takes nothing after it", "error")
+                await self.say(f"{name} takes nothing after it", "error")
         except TessellaError as error:
-            await self._transcript.say(explained(error), "error")
+            await self.say(explained(error), "error")
 
     def _linked_node(self) -> AsyncNode:
-        if self._node is None:
+        if self.node is None:
             raise TransportError("no node is linked yet")
-        return self._node
+        return self.node
 
     async def show_swarm(self, _: str) -> None:
         """``/swarm``."""
-        screen = SwarmScreen(self._numbers)
+        screen = SwarmScreen(self.numbers)
         await self.push_screen(screen)
-        if self._picture is not None:
-            screen.show(self._picture)
-        if self._lost:
-            screen.lose(self._lost)
+        if self.picture is not None:
+            screen.show(self.picture)
+        if self.lost:
+            screen.lose(self.lost)
 
     async def choose_model(self, name: str) -> None:
         """``/model``: by name, or from a list."""
@@ -540,19 +372,19 @@ class TessellaUi(App[None]):
                 f"{shown(chosen)} is not answered here now; there is {', '.join(map(shown, models[:8]))}"
             )
         self._model = chosen
-        if self._wishes.remembered != Remembered():
-            self._keep(replace(self._wishes.remembered, model_id=chosen))
+        if self.wishes.remembered != Remembered():
+            self.keep(replace(self.wishes.remembered, model_id=chosen))
         self._show_head()
-        await self._transcript.say(f"{shown(chosen)} is asked from now on; the conversation goes on", "note")
+        await self.say(f"{shown(chosen)} is asked from now on; the conversation goes on", "note")
 
     async def show_status(self, _: str) -> None:
         """``/status``."""
         node = self._linked_node()
-        await self._transcript.say(status_text(await node.status(), node.api_url), "note")
+        await self.say(status_text(await node.status(), node.api_url), "note")
 
     async def show_credits(self, _: str) -> None:
         """``/credits``."""
-        await self._transcript.say(credits_text(await self._linked_node().status()), "note")
+        await self.say(credits_text(await self._linked_node().status()), "note")
 
     async def begin_anew(self, _: str) -> None:
         """``/new``."""
@@ -569,18 +401,18 @@ class TessellaUi(App[None]):
                 "/save FILE: a .json file is one that `tessella-p2p chat --session-file` goes on with"
             )
         path = await asyncio.to_thread(self._keeper.save, name, self._model, self._turns)
-        await self._transcript.say(f"saved: {path}", "note")
+        await self.say(f"saved: {path}", "note")
 
     async def connect(self, _: str) -> None:
         """``/connect``."""
         self.action_stop_answer()
-        self._go(first=False)
+        self.go(first=False)
 
     async def help(self, _: str) -> None:
         """``/help``."""
         width = max(len(command.usage) for command in self._commands.values())
         lines = [f"{command.usage:<{width}}  {command.help}" for command in self._commands.values()]
-        await self._transcript.say("\n".join([*lines, "", _KEYS]), "note")
+        await self.say("\n".join([*lines, "", _KEYS]), "note")
 
     async def leave(self, _: str) -> None:
         """``/quit``."""
@@ -619,17 +451,3 @@ def _under_way(asking: _Asking, now: float) -> str:
     elapsed = now - asking.first
     rate = f" · {number((asking.num_chunks - 1) / elapsed)} tok/s" if elapsed > 0.5 else ""
     return f"answering · first {number(1000 * (asking.first - asking.began), 0)} ms{rate}"
-
-
-async def _answers(api_url: str) -> bool:
-    """Whether a node runs there, with or without a key."""
-    node = AsyncNode(api_url)
-    try:
-        await node.status()
-    except ApiKeyRefused:
-        return True
-    except TessellaError:
-        return False
-    finally:
-        await node.aclose()
-    return True
