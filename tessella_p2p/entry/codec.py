@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import trio
-
 from tessella_p2p.base.clock import WallClock
+from tessella_p2p.base.limits import GRAMMAR_WAIT_S
 from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.entry.text import TextDecoder
-from tessella_p2p.ledger.blocking import in_thread
+from tessella_p2p.ledger.blocking import OneAtATime, in_thread
 from tessella_p2p.model.artifact import Artifact
 from tessella_p2p.model.grammar import Constraint
 from tessella_p2p.model.tokenizer import IncrementalDecoder
@@ -77,7 +76,7 @@ class ArtifactCodec:
         self._artifact = artifact
         self._clock = clock
         self._max_ids = artifact.config.context_length
-        self._grammar_turn = trio.CapacityLimiter(1)
+        self._grammar_turn = OneAtATime(GRAMMAR_WAIT_S, "other grammars")
         self._features: ModelFeatures | None = None  # found out when somebody asks
         self.total_layers = artifact.config.layers
         self.vocabulary = artifact.config.vocabulary
@@ -116,9 +115,8 @@ class ArtifactCodec:
         return await in_thread(lambda: self._artifact.tokenizer.encode_prompt(prompt, max_ids=self._max_ids))
 
     async def check_grammar(self, grammar: Grammar) -> Constraint:
-        """See `PromptCodec.check_grammar`. One at a time: a slow one holds up other grammars alone."""
-        async with self._grammar_turn:
-            return await in_thread(lambda: self._artifact.grammars.compile(grammar))
+        """See `PromptCodec.check_grammar`."""
+        return await self._grammar_turn(lambda: self._artifact.grammars.compile(grammar))
 
     def decoder(self) -> TextDecoder:
         """See `PromptCodec.decoder`."""

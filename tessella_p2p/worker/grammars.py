@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import trio
-
-from tessella_p2p.base.errors import InvalidRequest, Overloaded
+from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.limits import GRAMMAR_WAIT_S
-from tessella_p2p.ledger.blocking import RunBlocking, in_thread
+from tessella_p2p.ledger.blocking import OneAtATime, RunBlocking, in_thread
 from tessella_p2p.model.grammar import Constraint, GrammarCompiler
 from tessella_p2p.stages.sampler import answer_of
 from tessella_p2p.wire.messages import ChainOpen
@@ -24,8 +22,7 @@ class Grammars:
 
     def __init__(self, compiler: GrammarCompiler | None = None, run_blocking: RunBlocking = in_thread) -> None:
         self._compiler = compiler
-        self._run_blocking = run_blocking
-        self._turn = trio.CapacityLimiter(1)
+        self._in_turn = OneAtATime(GRAMMAR_WAIT_S, "other grammars", run_blocking)
 
     async def constraint_of(self, body: ChainOpen) -> Constraint | None:
         """What the draws of an epoch have to follow, from its beginning on; None where there is no grammar.
@@ -41,12 +38,4 @@ class Grammars:
             return None
         if self._compiler is None:
             raise InvalidRequest("this stage follows no grammar", "grammar")
-        try:
-            with trio.fail_after(GRAMMAR_WAIT_S):
-                await self._turn.acquire()
-        except trio.TooSlowError:
-            raise Overloaded(f"other grammars were compiled here for {GRAMMAR_WAIT_S:g} s") from None
-        try:
-            return await self._run_blocking(partial(self._compiler.compile, grammar, answer_of(body)))
-        finally:
-            self._turn.release()
+        return await self._in_turn(partial(self._compiler.compile, grammar, answer_of(body)))

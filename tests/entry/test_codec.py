@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from tessella_p2p.base.clock import SystemClock
-from tessella_p2p.base.errors import InvalidRequest, PromptTooLong
+from tessella_p2p.base.errors import InvalidRequest, Overloaded, PromptTooLong
+from tessella_p2p.base.limits import GRAMMAR_WAIT_S
 from tessella_p2p.entry.api import ModelFeatures
 from tessella_p2p.entry.codec import ArtifactCodec
 from tessella_p2p.model.artifact import Artifact
+from tessella_p2p.model.grammar import GrammarCompiler
 from tessella_p2p.wire.messages import Grammar
 from tests.mesh.oracle import cases
 from tests.model.fim_artifact import CONTEXT_LENGTH, write_fim_artifact
@@ -88,3 +92,19 @@ async def test_a_grammar_is_compiled_on_another_thread_or_refused_with_the_reaso
     assert not constraint.admits(artifact.tokenizer.encode("x")[0])
     with pytest.raises(InvalidRequest, match="Invalid type: foo"):
         await codec.check_grammar(Grammar(kind="json_schema", text='{"type": "foo"}'))
+
+
+async def test_a_client_waits_for_other_clients_grammars_only_so_long(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    codec, gate = ArtifactCodec(artifact, SystemClock()), threading.Event()
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda *_: gate.wait())
+    any_json = Grammar(kind="json_schema", text="{}")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(codec.check_grammar, any_json)
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        with pytest.raises(Overloaded):
+            await codec.check_grammar(any_json)
+        assert trio.current_time() == began + GRAMMAR_WAIT_S
+        gate.set()
