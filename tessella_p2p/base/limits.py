@@ -657,8 +657,9 @@ MAX_PROVEN_PATHS = 64
 
 # Grammars that answers follow: what llguidance may do for one of them
 GRAMMAR_TRIAL_CPU_S = 2
-GRAMMAR_TRIAL_BYTES = 1024 * MIB
-"""What compiling one may take, in a process of its own. A schema of the longest honest kind takes 0.3 s."""
+GRAMMAR_TRIAL_BYTES = 256 * MIB
+"""What compiling one may take, in a process of its own. A schema of the longest honest kind takes 0.3 s and under 96 MiB;
+each open session may keep as much as its grammar took."""
 GRAMMAR_TRIAL_S = 10.0
 """How long that process may take by the clock, where the machine has other things to do."""
 MAX_REMEMBERED_TRIALS = 1024
