@@ -11,7 +11,14 @@ from llama_index.llms.openai_like import OpenAILike
 
 def main() -> None:
     """Ask."""
-    asked = {"model": MODEL, "api_base": URL, "api_key": NO_KEY, "temperature": 0, "max_retries": 0, "context_window": 2048}
+    asked = {
+        "model": MODEL,
+        "api_base": URL,
+        "api_key": NO_KEY,
+        "temperature": 0,
+        "max_retries": 0,
+        "context_window": 2048,
+    }
     chat = OpenAILike(**asked, max_tokens=24, is_chat_model=True)
     question = [ChatMessage(role="user", content=QUESTION)]
     check(chat.chat(question).message.content, ANSWER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -45,7 +46,8 @@ def ask_for_more(client: openai.OpenAI) -> None:
     text = client.completions.create(model=MODEL, prompt=["Once upon", "The sky is"], max_tokens=4, temperature=0)
     check([each.index for each in text.choices], [0, 1])
     pieces = [
-        each.choices[0].text for each in client.completions.create(model=MODEL, prompt="Once upon", max_tokens=4, stream=True)
+        each.choices[0].text
+        for each in client.completions.create(model=MODEL, prompt="Once upon", max_tokens=4, stream=True)
     ]
     check("".join(pieces), text.choices[0].text)
     vectors = client.embeddings.create(model=MODEL, input=[QUESTION, "Bread"])  # as base64, without being asked
@@ -77,7 +79,11 @@ def refusals(client: openai.OpenAI) -> None:
     cases: list[tuple[type[openai.APIStatusError], str, dict[str, Any]]] = [
         (openai.BadRequestError, "invalid_request", {"max_tokens": -1}),
         (openai.BadRequestError, "invalid_request", {"reasoning_effort": "high"}),
-        (openai.BadRequestError, "context_length_exceeded", {"messages": [{"role": "user", "content": "word " * 9000}]}),
+        (
+            openai.BadRequestError,
+            "context_length_exceeded",
+            {"messages": [{"role": "user", "content": "word " * 9000}]},
+        ),
         (openai.NotFoundError, "model_not_found", {"model": "other"}),
         (openai.APIStatusError, "request_too_large", {"messages": [{"role": "user", "content": "x" * 3_000_000}]}),
     ]
@@ -90,10 +96,8 @@ def refusals(client: openai.OpenAI) -> None:
     with openai.OpenAI(base_url=KEYED_URL, api_key="tsl-wrong", max_retries=0) as unknown:
         refused(unknown, openai.AuthenticationError, "invalid_api_key")
     with openai.OpenAI(base_url=KEYED_URL, api_key=KEY, max_retries=0) as known:
-        try:
+        with suppress(openai.RateLimitError):  # another client of the matrix has spent this minute's request
             check(known.chat.completions.create(**ASKED).choices[0].message.content, ANSWER)
-        except openai.RateLimitError:
-            pass  # another client of the matrix has spent this minute's request
         refused(known, openai.RateLimitError, "rate_limit_exceeded")
 
 
