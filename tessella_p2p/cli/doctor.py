@@ -16,6 +16,7 @@ from rich.text import Text
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.cli.daemons import chosen_file
 from tessella_p2p.cli.main import EXIT_FAILED
+from tessella_p2p.cli.node_client import check_token
 from tessella_p2p.cli.options import ClientOptions
 from tessella_p2p.cli.setting_options import configured, setting_options
 from tessella_p2p.cli.tables import console
@@ -52,10 +53,11 @@ def _findings(ctx: click.Context, config_file: Path | None, typed: dict[str, Any
     except ConfigurationError as error:
         fix = "set it by a flag, a variable or in the file; `tessella-p2p settings` lists them all"
         return [problem("configuration", str(error), fix)]
+    api_key = ctx.obj.api_key if isinstance(ctx.obj, ClientOptions) else None
+    check_token(api_key)
     from tessella_p2p.node.doctor import examine  # libp2p takes two seconds to import
 
     configure_logging("error", "auto")
-    api_key = ctx.obj.api_key if isinstance(ctx.obj, ClientOptions) else None
     with unlogged():  # what a library has to say about a peer that is not there is a finding
         return trio.run(partial(examine, config, api_key))
 

@@ -111,11 +111,12 @@ class NodeClient:
 
 
 def checked_url(api_url: str, bearer: str | None) -> str:
-    """``api_url`` without a slash at its end.
+    """``api_url`` without a slash at its end, and without the ``/v1`` that OpenAI's clients have there.
 
     Raises:
-        ConfigurationError: it is no URL, or would show the token ``bearer`` to the network.
+        ConfigurationError: it is no URL, or would show the token ``bearer`` to the network, or that is no token.
     """
+    check_token(bearer)
     try:
         url = httpx.URL(api_url)
     except httpx.InvalidURL as error:
@@ -124,7 +125,17 @@ def checked_url(api_url: str, bearer: str | None) -> str:
         raise ConfigurationError(f"--api-url {api_url!r}: http://HOST:PORT is expected")
     if bearer is not None and url.scheme == "http" and not _is_local(url.host):
         raise ConfigurationError(f"{api_url}: a token is not sent unencrypted; use https, or a tunnel to this machine")
-    return api_url.rstrip("/")
+    return api_url.rstrip("/").removesuffix("/v1")
+
+
+def check_token(bearer: str | None) -> None:
+    """Refuse what no header carries: a line of a file with its end, say, or letters beyond ASCII.
+
+    Raises:
+        ConfigurationError: never shows the token.
+    """
+    if bearer is not None and not (bearer.isascii() and bearer.isprintable() and bearer):
+        raise ConfigurationError("the token holds what no header can: letters, digits and signs of ASCII are expected")
 
 
 def may_use_proxies(api_url: str) -> bool:

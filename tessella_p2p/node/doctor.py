@@ -30,7 +30,7 @@ async def examine(config: NodeConfig, api_key: str | None = None) -> list[Findin
     status, running = await read_status(config, api_key)
     key, key_finding = await trio.to_thread.run_sync(check_key, config.keypair_path)
     findings = [running, key_finding]
-    findings += [] if status is None else check_status(status, key)
+    findings += check_status(status, key) if status else []
     findings += await check_ports(config, key, status)
     findings += [check_reachability(config), check_ipv6(config)]
     findings.append(await trio.to_thread.run_sync(check_disk, config.data_dir))

@@ -46,7 +46,7 @@ Status = Mapping[str, Any]
 
 
 async def read_status(config: NodeConfig, api_key: str | None) -> tuple[Status | None, Finding]:
-    """What the node says of itself, if it runs, and how that stands."""
+    """What the node says of itself, if it runs, and how that stands; nothing where it asks for a key that was not given."""
     url = _own_url(config)
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
@@ -54,9 +54,9 @@ async def read_status(config: NodeConfig, api_key: str | None) -> tuple[Status |
             async with client.stream("GET", f"{url}/status") as answer:
                 body = await _bounded(answer)
             if answer.status_code == httpx.codes.UNAUTHORIZED:
-                return None, warning(
-                    "node", f"something at {url} asks for an API key", "give one: --api-key, or TESSELLA_API_KEY"
-                )
+                says = "asks for an API key" if api_key is None else "does not take this API key"
+                fix = "give one that counts: --api-key before the command, or TESSELLA_API_KEY"
+                return {}, warning("node", f"something at {url} {says}", fix)
             status = httpx.Response(answer.status_code, content=body).json()
     except httpx.TransportError:
         return None, ok("node", f"nothing answers at {url}: it does not run, so what follows is about its next start")
@@ -84,15 +84,16 @@ async def _bounded(answer: httpx.Response) -> bytes:
 
 
 async def check_ports(config: NodeConfig, key: NodeKey | None, status: Status | None) -> list[Finding]:
-    """Whether both ports are free, or taken by this very node."""
-    own = key is not None and status is not None and status.get("peer_id") == key.peer_id
+    """Whether both ports are free, or taken by this very node; ``status`` is as `read_status` has it."""
+    own = None if status == {} else key is not None and status is not None and status.get("peer_id") == key.peer_id
     return [
         await _check_port("api_port", config.api_host, config.api_port, own=own),
         await _check_port("p2p_port", config.p2p_host, config.p2p_port, own=own),
     ]
 
 
-async def _check_port(setting: str, host: str, port: int, *, own: bool) -> Finding:
+async def _check_port(setting: str, host: str, port: int, *, own: bool | None) -> Finding:
+    """``own``: whether this very node runs; None where it did not say."""
     if port == 0:
         return ok(setting, "the system chooses one at each start")
     family = "ip6" if ":" in host else "ip4"
@@ -101,6 +102,8 @@ async def _check_port(setting: str, host: str, port: int, *, own: bool) -> Findi
     except PortInUseError:
         if own:
             return ok(setting, f"{port}, held by this node")
+        if own is None:
+            return warning(setting, f"{port} is taken, by this node or by another program", "an API key tells which")
         return problem(setting, f"{port} is taken by another process", f"end it, or choose another {setting}")
     except ConfigurationError as error:
         return problem(setting, str(error), f"choose another host or {setting}: below 1024 a port needs rights")

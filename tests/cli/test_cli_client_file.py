@@ -13,6 +13,8 @@ from tessella_p2p.cli.client_file import ClientFile, read_client_file
 from tessella_p2p.cli.main import cli
 from tessella_p2p.node.keystore import load_key
 
+PEER = "12D3KooWQQnKirL4V2nvfnvhJzicNpsznh9k1htRGcT177VpeD8M"
+
 
 def invoke(folder: Path, *arguments: str, **environ: str) -> Result:
     unset = {"TESSELLA_API_URL": None, "TESSELLA_API_KEY": None, "TESSELLA_MODEL_ID": None}
@@ -111,3 +113,20 @@ def test_a_key_in_the_file_is_not_sent_over_the_network_in_the_clear(tmp_path: P
     path.chmod(0o600)
     result = invoke(tmp_path, "status")
     assert (result.exit_code, "not sent unencrypted" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("token", ["schlüssel-zum-netz", "tsl-line\nend", "\ttsl-tab"])
+@pytest.mark.parametrize(
+    "command", [("status",), ("chat", "hi"), ("why",), ("doctor", "--tracker-url", f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}")]
+)
+def test_a_token_that_no_header_carries_is_refused_and_not_shown(
+    tmp_path: Path, token: str, command: tuple[str, ...]
+) -> None:
+    result = invoke(tmp_path, *command, TESSELLA_API_KEY=token)
+    assert (result.exit_code, "what no header can" in result.stderr) == (2, True), result.output
+    assert token.strip() not in result.output
+
+
+def test_the_address_that_openais_clients_have_is_the_nodes(tmp_path: Path) -> None:
+    for suffix in ("", "/", "/v1", "/v1/"):
+        assert asked_at(invoke(tmp_path, "-a", f"http://127.0.0.1:1{suffix}", "status")) == "http://127.0.0.1:1"

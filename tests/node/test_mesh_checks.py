@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.net.framing import receive_message, send_message
@@ -122,6 +126,8 @@ async def test_a_port_is_free_ours_or_somebody_elses(tmp_path: Path) -> None:
         assert (api.level, p2p.level) == ("problem", "ok")
         api, _ = await check_ports(settings, key, {"peer_id": key.peer_id})
         assert api.level == "ok"
+        api, _ = await check_ports(settings, key, {})
+        assert (api.level, "this node or" in api.says) == ("warning", True)
     api, _ = await check_ports(settings, key, None)
     assert api.level == "ok"
 
@@ -137,6 +143,17 @@ async def test_a_node_that_runs_is_looked_at(tmp_path: Path) -> None:
     gone, finding = await read_status(config(tmp_path, api_port=str(port_of(url))), None)
     assert gone is None
     assert finding.level == "ok"
+
+
+async def test_a_node_that_asks_for_a_key_is_not_taken_for_somebody_else(tmp_path: Path) -> None:
+    async def refuse(_: Request) -> JSONResponse:
+        return JSONResponse({"error": {"message": "who asks?"}}, status_code=401)
+
+    async with serving(Starlette(routes=[Route("/status", refuse)])) as url:
+        for api_key, says in ((None, "asks for an API key"), ("tsl-wrong", "does not take this API key")):
+            status, finding = await read_status(config(tmp_path, api_port=str(port_of(url))), api_key)
+            assert (status, finding.level) == ({}, "warning")
+            assert says in finding.says
 
 
 @pytest.mark.parametrize(
