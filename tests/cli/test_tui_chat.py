@@ -175,7 +175,7 @@ def test_the_swarm_shows_a_hole_in_words_and_says_when_the_node_is_lost() -> Non
             async with a_person(Wishes(api_url=node.url)) as person:
                 await person.type("/swarm")
                 screen = await person.see(
-                    "does not answer: nobody serves the layers 12–20", "hole: nobody serves 12–20"
+                    "does not answer: layers 12–20 are missing", "hole: nobody serves 12–20"
                 )
                 coverage = next(line for line in screen.splitlines() if line.startswith(" f32"))
                 assert set(coverage.split()[1]) == {"1", "·"}

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _MANNER: Final = Manner(max_tokens=1024, temperature=0.0)
 _DRAWS_PER_S: Final = 12
+_SILENT_S: Final = 3.0
 _MAX_ANSWER_CHARS: Final = 1 << 22
 _KEYS: Final = """\
 Enter sends, Alt-Enter or Ctrl-J begins a new line, Tab completes.
@@ -61,6 +62,7 @@ class _Asking:
     answer: Answer
     began: float
     first: float | None = None
+    last: float = 0.0
     num_chunks: int = 0
     stream: asyncio.Task[None] | None = None
 
@@ -216,7 +218,8 @@ class TessellaUi(LinkedApp):
             async for event in events:
                 piece = take(event, asking.answer)
                 if piece:
-                    asking.first = asking.first or time.monotonic()
+                    asking.last = time.monotonic()
+                    asking.first = asking.first or asking.last
                     asking.num_chunks += 1
                     asking.view.add(piece)
                 if len(asking.answer.text) > _MAX_ANSWER_CHARS:
@@ -450,4 +453,6 @@ def _under_way(asking: _Asking, now: float) -> str:
         return f"waiting for the first token… {number(now - asking.began)} s"
     elapsed = now - asking.first
     rate = f" · {number((asking.num_chunks - 1) / elapsed)} tok/s" if elapsed > 0.5 else ""
+    if now - asking.last > _SILENT_S:
+        rate = f" · nothing for {number(now - asking.last, 0)} s: the mesh looks for another way"
     return f"answering · first {number(1000 * (asking.first - asking.began), 0)} ms{rate}"

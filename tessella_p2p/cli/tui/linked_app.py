@@ -27,6 +27,8 @@ from tessella_p2p.cli.tui.wishes import Wishes
 from tessella_p2p.cli.tui.words import explained, shown
 
 _LOOK_AGAIN_S: Final = (1.0, 2.0, 4.0, 8.0)
+_SILENT_S: Final = 8.0
+"""A node sends a picture each second."""
 
 
 class LinkedApp(App[None]):
@@ -188,10 +190,13 @@ class LinkedApp(App[None]):
         failures = 0
         while True:
             try:
-                async with aclosing(node.pictures()) as pictures:
+                async with aclosing(node.pictures()) as pictures, asyncio.timeout(_SILENT_S) as patience:
                     async for event in pictures:
                         failures = 0
                         self._see(read_picture(event))
+                        patience.reschedule(asyncio.get_running_loop().time() + _SILENT_S)
+            except TimeoutError:
+                self._lose(TransportError(f"{node.api_url} is silent"))
             except TessellaError as error:
                 self._lose(error)
             await asyncio.sleep(_LOOK_AGAIN_S[min(failures, len(_LOOK_AGAIN_S) - 1)])

@@ -90,7 +90,7 @@ def verdict(model: Model, holes: Sequence[object] = ()) -> str:
     readiness = model.readiness
     word = _READINESS.get(readiness.state, shown(readiness.state, 24))
     missing = holes_of(readiness.missing or holes) if readiness.state in ("failed", "no_route") else ""
-    return f"{word}: nobody serves the layers {missing}" if missing else word
+    return f"{word}: layers {missing} are missing" if missing else word
 
 
 def answer_line(answer: Answer, model: str) -> str:
