@@ -126,6 +126,7 @@ def test_a_request_goes_from_waiting_over_reading_and_answering_to_its_end() -> 
     look()
     trail.placed(0.1)
     look()
+    trail.opened(0, tuple, 0.15)
     trail.token(0.2)
     look()
     trail.fail(Overloaded("full"), 0.3)
