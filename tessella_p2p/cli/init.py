@@ -47,7 +47,7 @@ def init(ctx: click.Context, as_json: bool) -> None:
 def _content(options: ClientOptions) -> str:
     model = toml_value(options.model_id) if options.model_id else '"…"'
     return f"""\
-# What `tessella-p2p chat`, `fim`, `status` and `peers` ask. A flag wins over the environment, the environment over this file.
+# What `tessella-p2p chat`, `fim`, `status`, `peers` and `why` ask. A flag wins over the environment, the environment over this file.
 
 # The node (-a, TESSELLA_API_URL).
 api_url = {toml_value(options.api_url)}
