@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import trio
-
 from benchmarks.http_load import Streamed, bare_all, stream_all, whole_all
 from benchmarks.json_lines import JsonLines, process
 from benchmarks.net_wire import quiet
 from benchmarks.results import BenchmarkError, Result, of_runs
-from tessella_p2p.base.limits import GRANT_RATE_PER_S, MAX_HELD_TICKETS
 
 STREAMS = 200
 TOKENS_EACH = 100
@@ -28,7 +25,7 @@ _FIRSTS = 30
 _FAST_STREAMS = 8
 _FAST_TOKENS = 400
 _CLIENTS = 10
-_ASKED_EACH = 10
+_ASKED_EACH = 20
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -62,13 +59,7 @@ class Fast:
     requests_per_s: float
 
 
-async def _grants_are_back(used: int, since: float) -> None:
-    """Wait until the orchestrator's bound on an entry's requests is where it was ``used`` requests ago."""
-    await trio.sleep_until(since + used / GRANT_RATE_PER_S)
-
-
 async def _fast(server: JsonLines, number: int) -> Fast:
-    began = trio.current_time()
     told = await server.ask(op="where")
     firsts = []
     for index in range(_FIRSTS):
@@ -84,7 +75,6 @@ async def _fast(server: JsonLines, number: int) -> Fast:
     await bare_all(told["bare_port"], _FAST_STREAMS, _FAST_TOKENS, 0.001)
     bare = (await server.ask(op="used"))["cpu_s"] - before["cpu_s"]
     rate = await whole_all(told["url"], [f"whole {number} {index:03}" for index in range(_CLIENTS)], _ASKED_EACH, 1)
-    await _grants_are_back(_FIRSTS + 2 * _FAST_STREAMS + _CLIENTS * _ASKED_EACH, began)
     return Fast(
         first_ms=quantile(firsts, 0.5),
         chunk_us=1e6 * (over_http - alone) / chunks,
@@ -111,11 +101,8 @@ class Paced:
 async def _paced(server: JsonLines, number: int) -> Paced:
     told = await server.ask(op="where")
     prompts = [chr(0x100 + index) for index in range(STREAMS)]  # one token each: no prompt holds up a turn
-    began = trio.current_time()
     await stream_all(told["url"], [f"warm {number} {index}" for index in range(_WARM)], 4)
-    await _grants_are_back(_WARM + MAX_HELD_TICKETS, began)
     await server.ask(op="draws")
-    began = trio.current_time()
     before = await server.ask(op="used")
     streams = await stream_all(told["url"], prompts, TOKENS_EACH)
     after = await server.ask(op="used")
@@ -124,7 +111,6 @@ async def _paced(server: JsonLines, number: int) -> Paced:
     first, last = min(each.tokens[0] for each in streams), max(each.tokens[-1] for each in streams)
     rates = [(len(each.tokens) - 1) / (each.tokens[-1] - each.tokens[0]) for each in streams]
     bare = await bare_all(told["bare_port"], STREAMS, TOKENS_EACH // 4, 2 * BEAT_S)
-    await _grants_are_back(STREAMS, began)
     return Paced(
         p50_ms=quantile(added, 0.5),
         p99_ms=quantile(added, 0.99),

@@ -30,6 +30,7 @@ from tessella_p2p.net.memory import MemoryFabric, MemoryNetwork, constant_latenc
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
 from tessella_p2p.node.view import LiveNodeView, NodeFacts
+from tessella_p2p.orchestrator.grants import GrantTerms
 from tessella_p2p.stages.engine import Sampled, SessionKey, StageEngine, StepAnswer, StepInput
 from tessella_p2p.stages.service import StageService
 from tessella_p2p.stages.toy import HIDDEN_SIZE, ToyEngine
@@ -41,6 +42,8 @@ BARE_CHUNK = b"f0\r\ndata: " + b"x" * 230 + b"\r\n\r\n"
 SESSIONS = 256
 _MAX_POSITIONS = 2048
 _LAYERS = 2
+_GRANTS = 10_000
+"""At once and a second: no figure is the orchestrator's bound on one entry."""
 _MAP_BYTES = 64 << 20
 _LISTED_S = 60.0
 
@@ -153,7 +156,13 @@ async def world(folder: Path, beat_s: float) -> AsyncIterator[World]:
     clock = LoopTime()
     fabric = MemoryFabric(Random(0), clock, constant_latency(0.0))
     draws = Draws()
-    shape = MeshShape(layers=_LAYERS, min_stages=1, turn_s=partial(_until_beat_s, beat_s), prove_routes=True)
+    shape = MeshShape(
+        grant_terms=GrantTerms(rate_per_s=_GRANTS, burst=_GRANTS),
+        layers=_LAYERS,
+        min_stages=1,
+        turn_s=partial(_until_beat_s, beat_s),
+        prove_routes=True,
+    )
     async with simulate(shape, seed=0, folder=folder, clock=clock, fabric=fabric) as mesh:
         node = mesh.add_node()
         node.engine = draws.engine

@@ -35,6 +35,7 @@ from tessella_p2p.net.network import Network
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tessella_p2p.node.assembly import NodePlan, NodeRoles, Surroundings
 from tessella_p2p.orchestrator.auditing import AuditPolicy
+from tessella_p2p.orchestrator.grants import GrantTerms
 from tessella_p2p.orchestrator.service import Orchestrator
 from tessella_p2p.orchestrator.terms import ANY_DEVICE, ModelTerms
 from tessella_p2p.orchestrator.terms import ServedModel as OrchestratedModel
@@ -99,6 +100,8 @@ class MeshShape:
     """Keep what the orchestrator receives."""
     prove_routes: bool = False
     """Whether entries see for themselves that a route answers; else what stages say is enough, and no session is but a request's."""
+    grant_terms: GrantTerms | None = None
+    """Bounds on tickets; None for those that orchestrators have."""
     audits: AuditPolicy | None = None
     """How much of the settled work is recomputed; None audits nothing."""
     standby: bool = False
@@ -255,6 +258,7 @@ class SimulatedMesh:
             recipe=RECIPE,
             sequencer=ClockSequencer(store.sequence_floor()),
             min_stages=self.shape.min_stages,
+            grant_terms=self.shape.grant_terms,
             audits=self.shape.audits,
             rng=random.Random(f"{self.seed} audits"),
             mirrors=mirrors,
