@@ -6,7 +6,7 @@ rest. Nothing here holds a text or a token id: who may see that a request was ma
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -214,12 +214,20 @@ class Trail:
 
 
 class RequestBook:
-    """The requests of one entry. Those in flight are as many as its callers have open; of those that ended the last ``kept``."""
+    """The requests of one entry. Those in flight are as many as its callers have open; of those that ended the last ``kept``.
+
+    Room in a full book is made by the caller that has the most of it, while that is over a quarter: a thousand vectors are a thousand
+    records, and those of others stay.
+    """
 
     def __init__(self, kept: int = MAX_KEPT_REQUESTS) -> None:
         self._kept = kept
         self._open: dict[str, Trail] = {}
         self._ended: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._ended_of: dict[
+            str, deque[tuple[int, str]]
+        ] = {}  # of each caller, oldest first: which in the book's order, and its id
+        self._num_ended = 0
         self.num_begun = 0
         """Requests so far, those that were refused included."""
 
@@ -257,9 +265,19 @@ class RequestBook:
     def close(self, trail: Trail) -> None:
         """For `Trail` alone: the request has ended."""
         self._open.pop(trail.request_id, None)
-        self._ended[trail.request_id] = trail.snapshot()
-        while len(self._ended) > self._kept:
-            self._ended.popitem(last=False)
+        record = self._ended[trail.request_id] = trail.snapshot()
+        self._num_ended += 1
+        self._ended_of.setdefault(record.caller, deque()).append((self._num_ended, record.request_id))
+        if len(self._ended) > self._kept:
+            most = max(self._ended_of.values(), key=lambda ended: (len(ended), -ended[0][0]))
+            oldest = most[0][1] if 4 * len(most) > self._kept else next(iter(self._ended))
+            self._forget(self._ended.pop(oldest))
+
+    def _forget(self, record: RequestRecord) -> None:
+        ended = self._ended_of[record.caller]
+        ended.popleft()
+        if not ended:
+            del self._ended_of[record.caller]
 
 
 def _fault_of(error: TessellaError) -> Fault:

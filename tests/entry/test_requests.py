@@ -107,6 +107,18 @@ def test_only_the_last_ones_are_kept_newest_first_and_by_caller() -> None:
     assert book.num_begun == 5
 
 
+def test_a_caller_of_very_many_requests_drives_nobody_elses_out() -> None:
+    book = RequestBook(kept=8)
+    for number, caller in enumerate(["a", "b", *["many"] * 100, "c"]):
+        begin(book, f"req-{number}", caller).end("stop", 11.0)
+    callers = [record.caller for record in book.recent()]
+    assert callers == ["c", *["many"] * 5, "b", "a"]
+    assert [record.request_id for record in book.recent(caller="many")] == [f"req-{n}" for n in range(101, 96, -1)]
+    for number in range(200, 300):
+        begin(book, f"req-{number}", f"caller-{number}").end("stop", 11.0)
+    assert [record.request_id for record in book.recent()] == [f"req-{n}" for n in range(299, 291, -1)]
+
+
 def test_a_vector_is_no_token() -> None:
     book = RequestBook()
     trail = book.begin("req-1", "embedding", "toy", Caller(), now=10.0, now_unix_ms=0)
