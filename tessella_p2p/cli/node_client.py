@@ -95,18 +95,19 @@ class NodeClient:
 
         Raises:
             StreamReset: the stream ended before its end was said.
+            MalformedMessage: an event is too long, or no JSON.
             TessellaError: as `get`, and what ended the answer in its middle.
         """
         with told_errors(self._api_url), self._client.stream("POST", path, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
                 _json_of(answer)
-            for line in answer.iter_lines():
-                if not line.startswith("data:"):
+            for line in _lines(answer):
+                if not line.startswith(b"data:"):
                     continue  # blank lines and comments
-                data = line.removeprefix("data:").strip()
-                if data == "[DONE]":
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
                     return
-                yield event_of(data)
+                yield event_of(data.decode(errors="replace"))
         raise StreamReset("the node's answer ended before it was complete; ask again")
 
 
@@ -177,6 +178,15 @@ def _json_of(answer: httpx.Response) -> Any:
         content += part
         check_length(answer, len(content))
     return parsed_answer(answer, bytes(content))
+
+
+def _lines(answer: httpx.Response) -> Iterator[bytes]:
+    """The lines of a stream; one that never ends is refused."""
+    pending = b""
+    for part in answer.iter_bytes():
+        *whole, pending = (pending + part).split(b"\n") if b"\n" in part else (pending + part,)
+        check_length(answer, len(pending))
+        yield from whole
 
 
 def check_length(answer: httpx.Response, num_bytes: int) -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -215,6 +216,32 @@ def test_a_slow_node_is_said() -> None:
 def test_a_url_is_checked_when_the_client_is_made() -> None:
     with pytest.raises(ConfigurationError):
         NodeClient("nowhere")
+
+
+def test_a_line_of_a_stream_that_never_ends_is_refused() -> None:
+    def endless(_: httpx.Request) -> httpx.Response:
+        def parts() -> Iterator[bytes]:
+            yield b'data: {"text": "'
+            while True:
+                yield b"x" * (1 << 20)
+
+        return httpx.Response(200, content=parts())
+
+    with (
+        NodeClient("http://node", httpx.MockTransport(endless)) as node,
+        pytest.raises(MalformedMessage, match="over 16 MiB"),
+    ):
+        next(node.events("/v1/generate", {}))
+
+
+def test_the_lines_of_a_stream_come_in_any_pieces() -> None:
+    text = 'data: {"text": "ü\u2028"}\r\n\r\n: still here\ndata: {"text": "b"}\n\ndata: [DONE]\n'.encode()
+
+    def by_byte(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=(text[at : at + 1] for at in range(len(text))))
+
+    with NodeClient("http://node", httpx.MockTransport(by_byte)) as node:
+        assert [event["text"] for event in node.events("/v1/generate", {})] == ["ü\u2028", "b"]
 
 
 @pytest.mark.parametrize("event", [{}, {"choices": 3}, {"choices": [{}]}, {"choices": [{"delta": None}]}])
