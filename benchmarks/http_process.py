@@ -6,6 +6,7 @@ HTTP, so that what HTTP costs is the difference. Beside it listens a bare socket
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -94,6 +95,7 @@ async def _serve(beat_s: float) -> None:
             url: str = await nursery.start(partial(serve, served.app, "127.0.0.1", 0))
             listeners = await nursery.start(partial(trio.serve_tcp, _bare, 0, host="127.0.0.1"))
             operations = Operations(served, url, listeners[0].socket.getsockname()[1])
+            gc.freeze()  # as a daemon does once it is up
             answer({"ready": True})
             await _answer_lines(operations)
             nursery.cancel_scope.cancel()
