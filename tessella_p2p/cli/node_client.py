@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -22,6 +23,7 @@ from tessella_p2p.base.errors import (
 from tessella_p2p.base.limits import MIB
 
 MAX_ANSWER_BYTES = 16 * MIB
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 """The longest silence; a stream has a comment far more often."""
 
@@ -207,7 +209,7 @@ def parsed_answer(answer: httpx.Response, content: bytes) -> Any:
         TessellaError: what the node refused with.
     """
     try:
-        body = json.loads(content)
+        body = _parsed(content.decode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(
             f"{answer.url} answers with status {answer.status_code} and no JSON: is it a Tessella node?"
@@ -215,6 +217,15 @@ def parsed_answer(answer: httpx.Response, content: bytes) -> Any:
     if answer.status_code != httpx.codes.OK:
         raise _refusal(body)
     return body
+
+
+def _parsed(text: str) -> Any:
+    """JSON, with U+FFFD for an escaped half of a surrogate pair: as it is it could be shown, saved and sent nowhere."""
+    value = json.loads(text)
+    if not _SURROGATE.search(text):
+        return value
+    utf16 = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(utf16.decode("utf-16", "replace"))
 
 
 def event_of(data: str) -> dict[str, Any]:
@@ -225,7 +236,7 @@ def event_of(data: str) -> dict[str, Any]:
         TessellaError: what ended the stream, if that is what it says.
     """
     try:
-        event = json.loads(data)
+        event = _parsed(data)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage("an event of the node's stream is no JSON") from error
     if not isinstance(event, dict):

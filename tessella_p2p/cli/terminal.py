@@ -9,13 +9,14 @@ import unicodedata
 import click
 
 _KEPT = "\n\t"
+_UNPRINTABLE = ("Cc", "Cs")
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Overrides of the writing direction: they make text read as something else."""
 
 
 def printable(text: str) -> str:
-    """``text`` without control characters (escape sequences need one) and direction overrides."""
-    return "".join(c for c in text if c in _KEPT or (unicodedata.category(c) != "Cc" and c not in _BIDI))
+    """``text`` without control characters (escape sequences need one), direction overrides, and halves of surrogate pairs."""
+    return "".join(c for c in text if c in _KEPT or (unicodedata.category(c) not in _UNPRINTABLE and c not in _BIDI))
 
 
 def print_json(value: object) -> None:

@@ -138,6 +138,8 @@ async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
     parts: AsyncIterator[bytes] = answer.aiter_bytes()
     async for part in parts:
         pending += part
+        if b"\n" not in part and len(pending) <= _MAX_LINE_BYTES:
+            continue  # else a long line in small parts is copied once a part
         *whole, rest = bytes(pending).split(b"\n")
         pending = bytearray(rest)
         if len(pending) > _MAX_LINE_BYTES:
