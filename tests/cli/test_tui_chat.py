@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual import events
 
 from tessella_p2p.base.errors import NoRoute, Overloaded
+from tessella_p2p.cli.node_client import event_of
+from tessella_p2p.cli.terminal import printable
+from tessella_p2p.cli.tui.transcript import _LINE_CHARS, _next_piece
 from tessella_p2p.cli.tui.wishes import Wishes
 from tessella_p2p.entry.readiness import ModelReadiness
 from tests.bridge.bridge_doubles import ANSWER, MODEL, NO_ROUTE, SpeakingEntry
@@ -88,11 +95,116 @@ def test_a_second_question_waits_for_the_first_answer_and_is_not_lost() -> None:
             await person.type("early")
             await person.see("an answer is under way", "early")
             node.call(node.entry.release.set)
-            await person.see(TEXT)
+            await person.see(TEXT, "tok/s")
             await person.press("enter")
             await person.see("> early")
 
     with NodeThread(SpeakingEntry(hold_after=2)) as node:
+        looks(look)
+
+
+def test_of_two_questions_in_one_breath_the_second_one_waits() -> None:
+    async def look() -> None:
+        async with attached(node) as person:
+            await person.type("one\ntwo")
+            await person.see("The capital", "an answer is under way")
+            assert person.ui._prompt.text == "two"
+            assert len(node.entry.asked) == 1
+
+    with NodeThread(SpeakingEntry(hold_after=2)) as node:
+        looks(look)
+
+
+def test_a_new_conversation_holds_nothing_of_the_answer_that_it_ended() -> None:
+    async def look() -> None:
+        async with attached(node) as person:
+            await person.type("one")
+            await person.see("The capital")
+            await person.type("/new")
+            await person.until(lambda: node.entry.ends == ["cancelled"], "the end at the node")
+            node.entry.hold_after = None
+            await person.type("two")
+            screen = await person.see(TEXT, "tok/s")
+            assert "stopped" not in screen
+            assert "> one" not in screen
+
+    with NodeThread(SpeakingEntry(hold_after=2)) as node:
+        looks(look)
+        assert said(node.entry, 1) == ["two"]
+
+
+def test_a_question_before_there_is_a_node_is_given_back() -> None:
+    async def look() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with a_person(Wishes(api_url=f"http://127.0.0.1:{silent.getsockname()[1]}")) as person:
+                await person.type("early")
+                await person.see("no node is linked yet", "> early")
+
+    looks(look)
+
+
+def test_an_answer_that_never_ends_is_stopped() -> None:
+    async def look() -> None:
+        async with attached(node) as person:
+            await person.type("one")
+            await person.see("longer than any", "not part of the conversation")
+
+    with NodeThread(SpeakingEntry(words=["w" * 1000] * 200)) as node:
+        looks(look)
+
+
+_BLANK = str.maketrans("", "", " \n")
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\n", "b" * 700, "c" * 9000, "d " * 1500]), max_size=30))
+def test_pieces_of_an_answer_are_bounded_and_lose_nothing(parts: list[str]) -> None:
+    text = "".join(parts)
+    pieces = []
+    piece, rest = _next_piece(text)
+    while piece:
+        pieces.append(piece)
+        piece, rest = _next_piece(rest)
+    pieces.append(rest)
+    assert all(len(each) <= _LINE_CHARS for each in pieces)
+    assert "".join(pieces).translate(_BLANK) == text.translate(_BLANK)
+
+
+def test_half_of_a_surrogate_pair_is_a_character_that_can_be_written() -> None:
+    for text in (r'{"a": "x\ud800y \ud83d\ude00"}', r'{"a": "x\uD800y \uD83D\uDE00"}'):
+        assert event_of(text) == {"a": "x\ufffdy \U0001f600"}
+    assert printable("a\udcffb") == "ab"
+
+
+def test_what_is_pasted_or_asked_before_does_not_drive_the_terminal(tmp_path: Path) -> None:
+    history = tmp_path / "state" / "tessella-p2p" / "chat_history"
+    history.parent.mkdir(parents=True)
+    history.write_text("\n# then\n+old\x1b]0;t\x07\n")
+
+    async def look() -> None:
+        async with attached(node) as person:
+            await person.until(lambda: person.ui._prompt._history != [], "the history")
+            person.ui.post_message(events.Paste("a\x1b[31m\x07\rb\u202e"))
+            await person.see("a[31m")
+            assert person.ui._prompt.text == "a[31m\nb"
+            await person.press("ctrl+c", "up")
+            assert person.ui._prompt.text == "old]0;t"
+
+    with NodeThread(SpeakingEntry()) as node:
+        looks(look)
+
+
+def test_a_history_that_cannot_be_written_stops_no_question(tmp_path: Path) -> None:
+    history = tmp_path / "state" / "tessella-p2p" / "chat_history"
+
+    async def look() -> None:
+        async with attached(node) as person:
+            await person.until(lambda: person.ui._history is not None, "the history")
+            history.unlink()
+            history.mkdir()
+            await person.type("one")
+            await person.see(TEXT)
+
+    with NodeThread(SpeakingEntry()) as node:
         looks(look)
 
 
@@ -174,9 +286,7 @@ def test_the_swarm_shows_a_hole_in_words_and_says_when_the_node_is_lost() -> Non
         with node:
             async with a_person(Wishes(api_url=node.url)) as person:
                 await person.type("/swarm")
-                screen = await person.see(
-                    "does not answer: layers 12–20 are missing", "hole: nobody serves 12–20"
-                )
+                screen = await person.see("does not answer: layers 12–20 are missing", "hole: nobody serves 12–20")
                 coverage = next(line for line in screen.splitlines() if line.startswith(" f32"))
                 assert set(coverage.split()[1]) == {"1", "·"}
                 assert "offline" in screen
@@ -231,6 +341,10 @@ def test_a_saved_conversation_is_one_that_the_client_goes_on_with(tmp_path: Path
             await person.until(lambda: person.screen().count("saved:") == 3, "three files")
             await person.type("/save taken.md")
             await person.see("exists, and is not written over")
+            await person.type("/save ~nobody-of-this-name/x")
+            await person.see("is no name of a file")
+            await person.type(f"/save {'x' * 300}")
+            await person.see("it cannot be written")
 
     (tmp_path / "taken.md").write_text("mine")
     with pytest.MonkeyPatch.context() as patch, NodeThread(SpeakingEntry()) as node:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 from click.testing import CliRunner
+from textual import events
 
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.errors import ConfigurationError
@@ -124,7 +125,9 @@ def test_a_node_that_wants_a_key_gets_one_and_nobody_else_does() -> None:
             await person.see("Which mesh?")
             await person.type(node.url)
             await person.see("asks for an API key")
+            asked = person.ui.screen
             await person.type("tsl-wrong")
+            await person.until(lambda: person.ui.screen is not asked, "the next screen")
             await person.see("asks for an API key")
             await person.type(secret)
             screen = await person.see("linked to", "answers")
@@ -150,8 +153,27 @@ def test_each_key_goes_only_where_it_was_meant_to() -> None:
     assert wishes.key_for("http://127.0.0.1:5") == "flag"
     assert wishes.key_for("http://127.0.0.1:6") == "file"
     assert wishes.key_for("http://127.0.0.1:7") is None
+    joined = Wishes(remembered=Remembered(mesh=NOBODY, api_key="kept"))
+    assert joined.key_for("http://127.0.0.1:1") == "kept"  # this machine's node
+    assert joined.key_for("http://127.0.0.1:2") is None
     named = Wishes(api_url="http://127.0.0.1:7/", api_key="flag", remembered=kept)
     assert (named.key_for("http://127.0.0.1:7"), named.key_for("http://127.0.0.1:5")) == ("flag", "kept")
+
+
+def test_a_known_node_that_asks_for_a_key_by_now_is_asked_with_it_from_then_on() -> None:
+    secret, key = new_key(os.urandom, label="", now_ms=SystemClock().unix_ms(), limits=None)
+
+    async def look() -> None:
+        async with a_person(Wishes()) as person:
+            await person.see("asks for an API key", "kept in ui.toml")
+            await person.type(secret)
+            await person.see("linked to")
+
+    with NodeThread(SpeakingEntry(), keys=KeyRing(ApiKeys([key]), SystemClock())) as node:
+        remember(ui_file(), Remembered(api_url=node.url, operator=OPERATOR, model_id="m"))
+        looks(look)
+        kept = Remembered(api_url=node.url, api_key=secret, operator=OPERATOR, model_id="m")
+        assert read_remembered(ui_file()) == kept
 
 
 def test_another_node_can_be_chosen_while_it_runs() -> None:
@@ -193,9 +215,12 @@ def test_a_mesh_without_a_node_here_is_joined_by_a_child_that_leaves_when_it_is_
             await person.see("starting › [registering] › loading › ready")
             (child,) = person.ui.started
             assert child.runs
-            await person.press("escape")
+            process = child._process
+            assert process is not None
+            for _ in range(2):  # impatient
+                person.ui.post_message(events.Key("escape", None))
             await person.see("Which mesh?")
-            assert not child.runs
+            assert process.returncode is not None  # not before it has ended
             assert not child.log_path.exists()
 
     looks(look)
@@ -265,6 +290,15 @@ def test_comments_of_the_file_stay_and_what_is_forgotten_goes(tmp_path: Path) ->
     remember(path, Remembered(mesh="/ip4/192.0.2.1/tcp/1"))
     assert read_remembered(path) == Remembered(mesh="/ip4/192.0.2.1/tcp/1")
     assert "# mine" in path.read_text()
+
+
+@pytest.mark.parametrize("damage", [b"[[[", b"\xff"])
+def test_a_file_that_was_damaged_meanwhile_is_left_as_it_is(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "ui.toml"
+    path.write_bytes(damage)
+    with pytest.raises(ConfigurationError, match="left as it is"):
+        remember(path, Remembered(model_id="m"))
+    assert path.read_bytes() == damage
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from textual import work
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
@@ -19,14 +18,17 @@ from textual.timer import Timer
 from textual.widgets import Static
 
 from tessella_p2p.base.errors import ConfigurationError, NoRoute, TessellaError, TransportError
-from tessella_p2p.cli.asking import Answer, Manner, Turn, chat_question, take
+from tessella_p2p.cli.asking import Answer, Manner, Turn, chat_question
+from tessella_p2p.cli.terminal import printable
+from tessella_p2p.cli.tui.asking import Asking
+from tessella_p2p.cli.tui.commands import COMMANDS, help_text
 from tessella_p2p.cli.tui.keeping import Keeper
 from tessella_p2p.cli.tui.linked_app import LinkedApp
 from tessella_p2p.cli.tui.node import AsyncNode
 from tessella_p2p.cli.tui.prompt import Prompt
 from tessella_p2p.cli.tui.remembered import Remembered
 from tessella_p2p.cli.tui.screens import ModelScreen, SwarmScreen
-from tessella_p2p.cli.tui.transcript import AnswerView, Kind, Transcript
+from tessella_p2p.cli.tui.transcript import Kind, Transcript
 from tessella_p2p.cli.tui.wishes import Wishes
 from tessella_p2p.cli.tui.words import (
     answer_line,
@@ -45,26 +47,6 @@ if TYPE_CHECKING:
 
 _MANNER: Final = Manner(max_tokens=1024, temperature=0.0)
 _DRAWS_PER_S: Final = 12
-_SILENT_S: Final = 3.0
-_MAX_ANSWER_CHARS: Final = 1 << 22
-_KEYS: Final = """\
-Enter sends, Alt-Enter or Ctrl-J begins a new line, Tab completes.
-Up and Down leaf through what was asked; Page Up and Page Down scroll.
-Escape or Ctrl-C stops an answer; Ctrl-D or Ctrl-Q leaves.
-A question that begins with a slash is asked with a space before it."""
-
-
-@dataclass(slots=True)
-class _Asking:
-    """An answer that is under way."""
-
-    view: AnswerView
-    answer: Answer
-    began: float
-    first: float | None = None
-    last: float = 0.0
-    num_chunks: int = 0
-    stream: asyncio.Task[None] | None = None
 
 
 class TessellaUi(LinkedApp):
@@ -90,16 +72,26 @@ class TessellaUi(LinkedApp):
     def __init__(self, wishes: Wishes, remembered_path: Path, environ: Mapping[str, str]) -> None:
         super().__init__(wishes, remembered_path, environ)
         self._history: History | None = None
-        self._commands = _commands(self)
         self._head, self._foot, self._way = Static(id="head"), Static(id="foot"), Static(id="way")
         self._hint = Static(id="hint")
         self._transcript = Transcript()
-        self._prompt = Prompt(tuple(self._commands), id="prompt")
+        self._prompt = Prompt(tuple(COMMANDS), id="prompt")
         self._model: str | None = None
         self._turns: tuple[Turn, ...] = ()
-        self._asking: _Asking | None = None
+        self._asking: Asking | None = None
         self._keeper = Keeper()
         self._ticking: Timer
+        self._acts: Mapping[str, Callable[[str], Awaitable[None]]] = {
+            "/swarm": self.show_swarm,
+            "/model": self.choose_model,
+            "/status": self.show_status,
+            "/credits": self.show_credits,
+            "/new": self.begin_anew,
+            "/save": self.save,
+            "/connect": self.connect,
+            "/help": self.help,
+            "/quit": self.leave,
+        }
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
@@ -125,13 +117,19 @@ class TessellaUi(LinkedApp):
         from tessella_p2p.cli.question_history import question_history  # it takes as long as everything else here
 
         self._history = await asyncio.to_thread(question_history)
-        self._prompt.recall(list(self._history.load_history_strings())[::-1])
+        self._prompt.recall(list(await asyncio.to_thread(self._history.load_history_strings))[::-1])
 
     async def on_unmount(self) -> None:
         """Close the connections."""
         self.action_stop_answer()
         if self.node is not None:
             await self.node.aclose()
+
+    async def on_event(self, event: events.Event) -> None:
+        """What is pasted, into whichever field, is text: it does not drive the terminal that shows it."""
+        if isinstance(event, events.Paste):
+            event.text = printable(event.text.replace("\r\n", "\n").replace("\r", "\n"))
+        await super().on_event(event)
 
     # ---- the node ----
 
@@ -175,7 +173,7 @@ class TessellaUi(LinkedApp):
 
     # ---- questions and answers ----
 
-    async def on_prompt_sent(self, event: Prompt.Sent) -> None:
+    def on_prompt_sent(self, event: Prompt.Sent) -> None:
         """Ask, or do what a command says."""
         text = event.text
         if self._history is not None:
@@ -183,49 +181,52 @@ class TessellaUi(LinkedApp):
         self._hint.remove_class("shown")
         if text.startswith("/"):
             self._obey(text)
+        elif self.node is None:
+            self._give_back(text, "no node is linked yet; /connect chooses one")
         elif self._asking is not None:
-            with self._prompt.prevent(Prompt.Changed):  # what it changes to would take the hint away
-                self._prompt.put(text)
-            self._say_hint("an answer is under way: Escape stops it")
+            self._give_back(text, "an answer is under way: Escape stops it")
         else:
-            self._ask(text.removeprefix(" ") if text.startswith(" /") else text)
+            self._begin(self.node, text.removeprefix(" ") if text.startswith(" /") else text)
 
-    @work(group="answer")
-    async def _ask(self, text: str) -> None:
-        node = self.node
-        if node is None:
-            return
-        await self.say(text, "question")
-        asking = _Asking(await self._transcript.begin_answer(), Answer(), time.monotonic())
+    def _give_back(self, text: str, why: str) -> None:
+        with self._prompt.prevent(Prompt.Changed):  # what it changes to would take the hint away
+            self._prompt.put(text)
+        self._say_hint(why)
+
+    def _begin(self, node: AsyncNode, text: str) -> None:
+        """Ask; it is under way at once, so that of two questions in one breath the second one waits."""
+        asking = Asking()
         asking.stream = asyncio.create_task(self._stream(node, (*self._turns, Turn("user", text)), asking))
         self._asking = asking
-        self._ticking.resume()
-        self._show_foot()
+        self._answer(asking, text)
+
+    @work(group="answer")
+    async def _answer(self, asking: Asking, text: str) -> None:
+        """See an answer through; one that the conversation has left behind (`begin_anew`) leaves no trace."""
+        assert asking.stream is not None
         try:
+            await self.say(text, "question")
+            if asking is self._asking:
+                await self._transcript.begin_answer(asking.view)
+            if asking is self._asking:
+                self._ticking.resume()
+                self._show_foot()
             await asyncio.wait({asking.stream})
         finally:
-            asking.stream.cancel()
-            self._asking = None
-            self._ticking.pause()
-        asking.view.draw()
-        await self._conclude(asking, text)
-        self._show_foot(asking.answer)
+            asking.stop()
+            is_left_behind = asking is not self._asking
+            if not is_left_behind:
+                self._asking = None
+                self._ticking.pause()
+        if not is_left_behind:
+            asking.view.draw()
+            await self._conclude(asking, text)
+            self._show_foot(asking.answer)
 
-    async def _stream(self, node: AsyncNode, turns: tuple[Turn, ...], asking: _Asking) -> None:
-        model = await self._model_now(node)
-        question = chat_question(model, turns, _MANNER)
-        async with aclosing(node.events(question.path, question.body)) as events:
-            async for event in events:
-                piece = take(event, asking.answer)
-                if piece:
-                    asking.last = time.monotonic()
-                    asking.first = asking.first or asking.last
-                    asking.num_chunks += 1
-                    asking.view.add(piece)
-                if len(asking.answer.text) > _MAX_ANSWER_CHARS:
-                    raise NoRoute("the answer is longer than any; it was stopped")
+    async def _stream(self, node: AsyncNode, turns: tuple[Turn, ...], asking: Asking) -> None:
+        await asking.read(node, chat_question(await self._model_now(node), turns, _MANNER))
 
-    async def _conclude(self, asking: _Asking, text: str) -> None:
+    async def _conclude(self, asking: Asking, text: str) -> None:
         """What becomes of the answer: all of it is kept, also where the user stopped it; one that failed is not."""
         answer, stream = asking.answer, asking.stream
         assert stream is not None
@@ -272,7 +273,7 @@ class TessellaUi(LinkedApp):
         """While an answer comes: how it gets on. After it: what it was, until the next one."""
         asking = self._asking
         if asking is not None:
-            self._foot.update(Content(_under_way(asking, time.monotonic())))
+            self._foot.update(Content(asking.progress(self.lost)))
             self._way.update(Content("Escape stops it"))
         elif done is not None and done.report:
             self._keeper.hold(answer_line(done, self._model or ""), way_line(done))
@@ -285,7 +286,7 @@ class TessellaUi(LinkedApp):
     def on_text_area_changed(self) -> None:
         """Say which commands begin like this, or what the one does that is typed."""
         found = self._prompt.completions()
-        named = self._commands.get(found[0] if len(found) == 1 else self._prompt.text.partition(" ")[0])
+        named = COMMANDS.get(found[0] if len(found) == 1 else self._prompt.text.partition(" ")[0])
         if named is not None:
             self._say_hint(f"{named.usage}  {named.help}")
         elif found:
@@ -328,20 +329,20 @@ class TessellaUi(LinkedApp):
 
     def action_stop_answer(self) -> None:
         """End the answer that is under way; closing its stream ends it at the node, and on every stage."""
-        if self._asking is not None and self._asking.stream is not None:
-            self._asking.stream.cancel()
+        if self._asking is not None:
+            self._asking.stop()
 
     # ---- commands ----
 
     @work(group="command")
     async def _obey(self, line: str) -> None:
         name, _, argument = line.partition(" ")
-        command = self._commands.get(name)
+        command = COMMANDS.get(name)
         try:
             if command is None:
                 await self.say(f"{shown(name)} is no command; /help lists them", "error")
             elif command.takes_argument or not argument.strip():
-                await command.run(argument.strip())
+                await self._acts[name](argument.strip())
             else:
                 await self.say(f"{name} takes nothing after it", "error")
         except TessellaError as error:
@@ -392,6 +393,8 @@ class TessellaUi(LinkedApp):
     async def begin_anew(self, _: str) -> None:
         """``/new``."""
         self.action_stop_answer()
+        self._asking = None
+        self._ticking.pause()
         self._turns = ()
         self._keeper = Keeper()
         await self._transcript.clear()
@@ -413,46 +416,8 @@ class TessellaUi(LinkedApp):
 
     async def help(self, _: str) -> None:
         """``/help``."""
-        width = max(len(command.usage) for command in self._commands.values())
-        lines = [f"{command.usage:<{width}}  {command.help}" for command in self._commands.values()]
-        await self.say("\n".join([*lines, "", _KEYS]), "note")
+        await self.say(help_text(), "note")
 
     async def leave(self, _: str) -> None:
         """``/quit``."""
         self.exit()
-
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    usage: str
-    help: str
-    run: Callable[[str], Awaitable[None]]
-
-    @property
-    def takes_argument(self) -> bool:
-        return " " in self.usage
-
-
-def _commands(ui: TessellaUi) -> dict[str, _Command]:
-    listed = (
-        _Command("/swarm", "the mesh, live and anonymous", ui.show_swarm),
-        _Command("/model [NAME]", "ask another model from now on", ui.choose_model),
-        _Command("/status", "what this node is doing", ui.show_status),
-        _Command("/credits", "balance, tier and proofs", ui.show_credits),
-        _Command("/new", "begin a new conversation", ui.begin_anew),
-        _Command("/save FILE", "keep it: .json to go on with, else to read", ui.save),
-        _Command("/connect", "another node, or another mesh", ui.connect),
-        _Command("/help", "this", ui.help),
-        _Command("/quit", "leave; so does Ctrl-D", ui.leave),
-    )
-    return {command.usage.partition(" ")[0]: command for command in listed}
-
-
-def _under_way(asking: _Asking, now: float) -> str:
-    if asking.first is None:
-        return f"waiting for the first token… {number(now - asking.began)} s"
-    elapsed = now - asking.first
-    rate = f" · {number((asking.num_chunks - 1) / elapsed)} tok/s" if elapsed > 0.5 else ""
-    if now - asking.last > _SILENT_S:
-        rate = f" · nothing for {number(now - asking.last, 0)} s: the mesh looks for another way"
-    return f"answering · first {number(1000 * (asking.first - asking.began), 0)} ms{rate}"

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -50,7 +51,8 @@ async def _run(wishes: Wishes, path: Path) -> None:
         await ui.run_async()
     finally:
         if any(node.runs for node in ui.started):
-            click.echo("the node leaves the mesh…", err=True)
+            with suppress(OSError):  # the terminal may be gone, which is no reason to leave a node behind
+                click.echo("the node leaves the mesh…", err=True)
         for node in ui.started:
             await node.leave()
     if ui.return_code:

@@ -15,6 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from tessella_p2p.base.errors import TessellaError, TransportError
+from tessella_p2p.cli.terminal import printable
 from tessella_p2p.cli.tui.joined import JoinedNode, daemon_arguments, said_by
 from tessella_p2p.cli.tui.joining import JoinPlan, join_plan, megabytes, proposed
 from tessella_p2p.cli.tui.node import AsyncNode
@@ -58,6 +59,7 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
         self._started = started
         self._recipes: dict[str, str] = {}
         self._node: JoinedNode | None = None
+        self._is_ending = False
         self._model = Input(id="model")
         self._claim = Input(id="claim")
         self._served = Static(Content("asking the orchestrator what it serves…"))
@@ -109,7 +111,7 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
         self._served.update(Content(f"The mesh serves {', '.join(words) or 'nothing yet'}."))
         is_untouched = self._model.value == proposal and self._wanted is None and self._node is None
         if served and is_untouched and proposal not in {model for model, _, _ in served}:
-            self._model.value = served[0][0]
+            self._model.value = printable(served[0][0])
 
     def on_input_submitted(self) -> None:
         """Start the node."""
@@ -190,7 +192,10 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
         self._progress.update(Content("\n".join(lines)))
 
     def action_cancel(self) -> None:
-        """End the node, if there is one, and go back."""
+        """End the node, if there is one, and go back; once, however often it is asked for."""
+        if self._is_ending:
+            return
+        self._is_ending = True
         self._keys.update("ending the node…")
         self.run_worker(self._cancel(), group="join", exclusive=True)
 

@@ -38,6 +38,7 @@ class JoinedNode:
         self._home = tempfile.TemporaryDirectory(prefix="tessella-ui-")
         self._process: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Lock()
+        self._is_told_to_leave = False
 
     @property
     def log_path(self) -> Path:
@@ -68,7 +69,7 @@ class JoinedNode:
         Raises:
             ConfigurationError: it has ended; says what it logged last.
         """
-        if self._process is not None and self._process.returncode is not None:
+        if self._process is not None and self._process.returncode is not None and not self._is_told_to_leave:
             why = "\n".join(self.log_lines(6)) or "it said nothing"
             raise ConfigurationError(f"the node ended with status {self._process.returncode}:\n{why}")
 
@@ -99,9 +100,13 @@ class JoinedNode:
         return [_plain(line) for line in lines if line.strip()][-num_lines:]
 
     async def leave(self) -> None:
-        """End it, and wait for that; it is killed when it takes too long."""
+        """End it, and wait for that; it is killed when it takes too long.
+
+        Cancelled, it has been told to leave; who calls this again waits for the end.
+        """
+        self._is_told_to_leave = True
         async with self._leaving:
-            process, self._process = self._process, None
+            process = self._process
             if process is not None:
                 assert process.stdin is not None
                 process.stdin.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,10 +41,14 @@ class Keeper:
         Raises:
             ConfigurationError: there is nothing to save, the name is taken, or it cannot be written.
         """
-        path = Path(name).expanduser().absolute()
         if not turns:
             raise ConfigurationError("nothing has been said yet")
-        if path not in self._saved and (path.exists() or path.is_symlink()):
+        try:
+            path = Path(name).expanduser().absolute()
+            is_taken = path not in self._saved and os.path.lexists(path)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigurationError(f"{name} is no name of a file: {error}") from error
+        if is_taken:
             raise ConfigurationError(f"{path} exists, and is not written over: name another file")
         if path.suffix == ".json":
             save_session(path, Conversation(model, tuple(turns)))

@@ -96,7 +96,7 @@ class LinkedApp(App[None]):
 
     async def _ask_goal(self, said: str) -> Goal | None:
         kept = self.wishes.remembered
-        address = self.wishes.api_url or kept.api_url or kept.mesh or self.wishes.known_mesh or ""
+        address = self.wishes.api_url or self.wishes.mesh or kept.api_url or kept.mesh or self.wishes.known_mesh or ""
         if not address and await _answers(DEFAULT_API_URL):
             address = DEFAULT_API_URL
             said = said or f"A node runs on this machine: Enter attaches to {DEFAULT_API_URL}."
@@ -140,6 +140,8 @@ class LinkedApp(App[None]):
         Raises:
             TessellaError: it does not answer, or follows another operator.
         """
+        before = self.wishes.remembered
+        is_same = (before.api_url, before.mesh) == (kept.api_url, kept.mesh)
         key = self.wishes.key_for(api_url)
         typed: str | None = None
         while True:
@@ -150,7 +152,7 @@ class LinkedApp(App[None]):
                 check_operator(operator, following)
             except ApiKeyRefused as error:
                 await node.aclose()
-                key = typed = await self.push_screen_wait(KeyScreen(api_url, str(error)))
+                key = typed = await self.push_screen_wait(KeyScreen(api_url, str(error), is_kept=asked or is_same))
                 if key is None:
                     return False
             except BaseException:
@@ -160,9 +162,10 @@ class LinkedApp(App[None]):
                 break
         is_new = operator is None and following is not None
         if asked:
-            before = self.wishes.remembered
-            same_key = before.api_key if before.api_url == kept.api_url else None
+            same_key = before.api_key if is_same else None
             self.keep(replace(kept, operator=following, api_key=typed or same_key, model_id=before.model_id))
+        elif typed is not None and is_same:
+            self.keep(replace(before, api_key=typed))
         note = f"; its operator is {shown(following)}, remembered from now on" if is_new and asked else ""
         await self._linked(node, note)
         return True

@@ -8,6 +8,8 @@ from textual import events
 from textual.message import Message
 from textual.widgets import TextArea
 
+from tessella_p2p.cli.terminal import printable
+
 _MAX_HISTORY = 1000
 _MAX_CHARS = 1 << 20
 
@@ -47,7 +49,7 @@ class Prompt(TextArea):
 
     def recall(self, asked: Sequence[str]) -> None:
         """Take up what was asked before this UI started, the newest last."""
-        self._history = [*asked, *self._history][-_MAX_HISTORY:]
+        self._history = [*map(printable, asked), *self._history][-_MAX_HISTORY:]
         self._place = len(self._history)
 
     def completions(self) -> tuple[str, ...]:

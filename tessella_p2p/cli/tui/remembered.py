@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import tomlkit
+from tomlkit.exceptions import TOMLKitError
 
 from tessella_p2p.base.errors import ConfigurationError
 from tessella_p2p.cli.client_file import default_client_file
@@ -30,7 +31,7 @@ class Remembered:
 
     Attributes:
         api_url: the node that was attached to.
-        api_key: what ``api_url`` asks for; it is sent nowhere else.
+        api_key: what ``api_url`` asks for, or this machine's node where a mesh was joined; it is sent nowhere else.
         mesh: the orchestrator's address with its pin, of the mesh that was joined.
         operator: the peer id of the orchestrator that the node follows.
         model_id: the model that was asked last.
@@ -89,6 +90,8 @@ def remember(path: Path, remembered: Remembered) -> None:
         write_private(path, _updated(path, remembered).encode())
     except OSError as error:
         raise ConfigurationError(f"{path}: it cannot be written: {error.strerror}") from error
+    except (TOMLKitError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: no TOML any more, and left as it is: {error}") from error
 
 
 def _updated(path: Path, remembered: Remembered) -> str:

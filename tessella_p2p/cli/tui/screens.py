@@ -88,14 +88,15 @@ class ConnectScreen(ModalScreen[Goal | None]):
 
 
 class KeyScreen(ModalScreen[str | None]):
-    """Asks for an API key; ``said`` is why."""
+    """Asks for an API key; ``said`` is why, and ``is_kept`` whether it will be remembered."""
 
     DEFAULT_CSS = f"KeyScreen {{ {BOX} }}"
     BINDINGS: ClassVar[list[BindingType]] = [_CANCEL]
 
-    def __init__(self, api_url: str, said: str) -> None:
+    def __init__(self, api_url: str, said: str, *, is_kept: bool) -> None:
         super().__init__()
         self._api_url = api_url
+        self._kept = "kept in ui.toml" if is_kept else "not kept"
         self._said = said
         self._key = Input(placeholder="tsl-…", password=True, id="key")
 
@@ -106,7 +107,7 @@ class KeyScreen(ModalScreen[str | None]):
             yield Static(Content(f"{shown(self._said, 300)}\n"))
             yield self._key
             yield Static(
-                "Enter goes on, Escape leaves. The key is kept in ui.toml, and sent to this node only.", classes="keys"
+                f"Enter goes on, Escape leaves. The key is {self._kept}, and sent to this node only.", classes="keys"
             )
 
     def on_input_submitted(self) -> None:

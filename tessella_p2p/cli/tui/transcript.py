@@ -17,6 +17,8 @@ _MAX_ENTRIES = 400
 """Older ones leave the screen; the conversation keeps them."""
 _PIECE_CHARS = 2000
 """An answer is drawn in pieces of whole lines, so that its newest line costs the same however long it is."""
+_LINE_CHARS = 8 * _PIECE_CHARS
+"""A line longer than this is broken at a space: it would be wrapped anew with each word that comes."""
 _MARK: Final = {"question": "> ", "note": "· ", "error": "! "}
 
 
@@ -60,10 +62,32 @@ class AnswerView(Vertical):
         if not self._pending:
             return
         self._drawn, self._pending = self._drawn + self._pending, ""
-        if len(self._drawn) > _PIECE_CHARS and "\n" in self._drawn:
-            whole, _, self._drawn = self._drawn.rpartition("\n")
-            self.mount(Static(Content(whole)), before=self._newest)
+        pieces = []
+        piece, self._drawn = _next_piece(self._drawn)
+        while piece:
+            pieces.append(Static(Content(piece)))
+            piece, self._drawn = _next_piece(self._drawn)
+        if pieces:
+            self.mount(*pieces, before=self._newest)
         self._newest.update(Content(self._drawn))
+
+
+def _next_piece(text: str) -> tuple[str, str]:
+    """The first piece of a text and the rest of it; no piece while it is too short for one.
+
+    The newline between both is taken by their being two widgets, and so is the space where a long line is broken.
+    """
+    if len(text) > _PIECE_CHARS:
+        end = text.rfind("\n", 1, _PIECE_CHARS)
+        if end < 0:
+            end = text.find("\n", _PIECE_CHARS, _LINE_CHARS)
+        if end < 0 and len(text) > _LINE_CHARS:
+            end = text.rfind(" ", 1, _LINE_CHARS)
+        if end > 0:
+            return text[:end], text[end + 1 :]
+        if len(text) > _LINE_CHARS:
+            return text[:_LINE_CHARS], text[_LINE_CHARS:]
+    return "", text
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -79,11 +103,9 @@ class Transcript(VerticalScroll, can_focus=False):
         """Add a text."""
         await self._add(Said(text, kind))
 
-    async def begin_answer(self) -> AnswerView:
+    async def begin_answer(self, view: AnswerView) -> None:
         """Add an answer that is still to come."""
-        view = AnswerView()
         await self._add(view)
-        return view
 
     async def _add(self, entry: Said | AnswerView) -> None:
         await self.mount(entry)

@@ -50,7 +50,8 @@ class Wishes:
         """What a node is sent as an API key: each one only where it was meant to go."""
         if self.api_key is not None and api_url == (self.api_url or self.remembered.api_url or api_url).rstrip("/"):
             return self.api_key
-        if api_url == self.remembered.api_url and self.remembered.api_key is not None:
+        kept_for = self.remembered.api_url or DEFAULT_API_URL  # of a mesh that was joined, this machine's node
+        if api_url == kept_for and self.remembered.api_key is not None:
             return self.remembered.api_key
         is_clients = api_url == (self.client.api_url or DEFAULT_API_URL).rstrip("/")
         return self.client.api_key if is_clients else None
