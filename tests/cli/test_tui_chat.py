@@ -296,6 +296,26 @@ def test_the_swarm_shows_a_hole_in_words_and_says_when_the_node_is_lost() -> Non
     looks(look)
 
 
+def test_a_node_that_comes_back_is_asked_again_in_the_same_conversation() -> None:
+    async def look() -> None:
+        with NodeThread(SpeakingEntry()) as node:
+            async with attached(node) as person:
+                await person.type("one")
+                await person.see(TEXT, "tok/s")
+                node.stop()
+                await person.see("the node does not answer")
+                await person.type("lost")
+                await person.see("no node answers at", "Up brings the question back")
+                with NodeThread(back, port=int(node.url.rpartition(":")[2])):
+                    await person.see("answers · 2 stages")
+                    await person.press("up", "enter")
+                    await person.until(lambda: back.ends == ["closed"], "an answer")
+
+    back = SpeakingEntry()
+    looks(look)
+    assert said(back) == ["one", TEXT, "lost"]
+
+
 def test_another_model_is_asked_from_the_moment_that_it_is_chosen() -> None:
     async def look() -> None:
         async with attached(node) as person:

@@ -62,20 +62,21 @@ class SeeingNode(StaticNode):
 class NodeThread:
     """An app behind the real server, in a trio loop of a thread: the UI has the test's own thread for its loop."""
 
-    def __init__(self, entry: SpeakingEntry, node: StaticNode | None = None, **settings: Any) -> None:
+    def __init__(self, entry: SpeakingEntry, node: StaticNode | None = None, port: int = 0, **settings: Any) -> None:
         self.entry = entry
         self._app: Callable[[], ASGIApp] = lambda: create_app(entry, node or SeeingNode(), **settings)
         self._started = threading.Event()
         self._thread = threading.Thread(target=trio.run, args=(self._run,), name="node", daemon=True)
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
+        self._port = port
         self.url = ""
 
     async def _run(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:
-                self.url = await nursery.start(partial(serve, self._app(), "127.0.0.1", 0))
+                self.url = await nursery.start(partial(serve, self._app(), "127.0.0.1", self._port))
                 self._started.set()
 
     def __enter__(self) -> NodeThread:

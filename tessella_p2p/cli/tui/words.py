@@ -30,7 +30,7 @@ ADVICE: Final[Sequence[tuple[type[TessellaError], str]]] = (
     (RateLimited, "wait a little, and ask again"),
     (NoRoute, "/swarm shows which layers are missing; it can be asked again as soon as somebody serves them"),
     (OrchestratorUnreachable, "the node waits for its orchestrator; /status shows for how long"),
-    (Overloaded, "the mesh is full: wait a little, and ask again"),
+    (Overloaded, "wait a little, and ask again; /connect chooses another node"),
     (PromptTooLong, "/new begins a new conversation"),
     (UnknownModel, "/model lists what can be asked"),
     (TransportError, "ask again; /connect chooses another node"),
