@@ -20,7 +20,7 @@ from tessella_p2p.bridge.mesh_picture import flights_json, mesh_json
 from tessella_p2p.cli.asking import Answer
 from tessella_p2p.cli.tui.joined import daemon_arguments
 from tessella_p2p.cli.tui.picture import Picture, read_picture
-from tessella_p2p.cli.tui.swarm import Numbers, spark, swarm_picture
+from tessella_p2p.cli.tui.swarm import _MAX_NUMBERED, Numbers, spark, swarm_picture
 from tessella_p2p.cli.tui.words import (
     answer_line,
     credits_text,
@@ -90,6 +90,13 @@ def test_a_hole_too_narrow_for_a_cell_is_still_seen() -> None:
 def test_a_peer_keeps_its_number() -> None:
     numbers = Numbers()
     assert [numbers.of(name) for name in ("a", "b", "a", "c")] == [1, 2, 1, 3]
+
+
+def test_a_node_that_invents_peers_fills_no_memory() -> None:
+    numbers = Numbers()
+    assert max(numbers.of(str(n)) for n in range(_MAX_NUMBERED + 10)) == _MAX_NUMBERED
+    with pytest.raises(MalformedMessage, match="peer_id"):
+        read_picture(event(peer("x" * 1000, 0, 30)))
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,12 @@ class Person:
 
     async def see(self, *texts: str) -> str:
         """Wait until all of ``texts`` are shown; the screen then."""
-        await self.until(lambda: all(text in self.screen() for text in texts), repr(texts))
+
+        def are_shown() -> bool:
+            screen = self.screen()
+            return all(text in screen for text in texts)
+
+        await self.until(are_shown, repr(texts))
         return self.screen()
 
     async def press(self, *keys: str) -> None:

@@ -355,6 +355,8 @@ class TessellaUi(LinkedApp):
 
     async def show_swarm(self, _: str) -> None:
         """``/swarm``."""
+        if isinstance(self.screen, SwarmScreen):
+            return  # asked for twice in one breath
         screen = SwarmScreen(self.numbers)
         await self.push_screen(screen)
         if self.picture is not None:

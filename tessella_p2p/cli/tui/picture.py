@@ -21,6 +21,7 @@ _MAX_HOPS = 4096
 
 Layer = Annotated[int, Field(ge=0, le=_MAX_LAYERS)]
 Layers = tuple[Layer, Layer]
+PeerName = Annotated[str, Field(max_length=128)]
 Amount = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -62,7 +63,7 @@ class Coverage(_Part):
 class Stage(_Part):
     """One stage of the mesh."""
 
-    peer_id: str
+    peer_id: PeerName
     layers: Layers
     status: str
     recipe: str
@@ -74,7 +75,7 @@ class Stage(_Part):
 class Hop(_Part):
     """One hop of a route."""
 
-    peer_id: str
+    peer_id: PeerName
     layers: Layers
     hop_ms: Amount
 

@@ -31,17 +31,21 @@ _STATUS: Final[Mapping[str, tuple[str, str]]] = {
     "Offline": ("offline", "$text-error"),
 }
 _ENDS: Final = {"stop": "finished", "length": "at its length", "cancelled": "left by its client"}
+_MAX_NUMBERED: Final = 1 << 16
+"""A node that invents peers fills no memory."""
 _FILL: Final = {"Healthy": "█", "Saturated": "▓", "Draining": "▒", "PendingLoad": "░"}
 
 
 class Numbers:
-    """Numbers of peers in place of their names; a peer keeps its own as long as the UI runs."""
+    """Numbers of peers in place of their names; a peer keeps its own as long as the UI runs, and fewer than 65,536 were seen."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def of(self, peer_id: str) -> int:
         """The peer's number, from 1."""
+        if len(self._numbers) >= _MAX_NUMBERED and peer_id not in self._numbers:
+            self._numbers.clear()
         return self._numbers.setdefault(peer_id, len(self._numbers) + 1)
 
 
