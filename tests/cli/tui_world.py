@@ -115,7 +115,7 @@ class Person:
         give_up = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < give_up, f"never came: {what}; the screen is:\n{self.screen()}"
-            await self.pilot.pause(0.02)
+            await self.pilot.pause(0.03)
 
     async def see(self, *texts: str) -> str:
         """Wait until all of ``texts`` are shown; the screen then."""
