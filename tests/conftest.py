@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tessella_p2p.base.errors import ConfigurationError
@@ -20,6 +23,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # fails, after Hypothesis has looked for a smaller example that is late, too, for up to five minutes.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that a test runs in this process sets up the log of the process: no later test is to find it so."""
+    before = structlog.get_config()
+    ours, root = logging.getLogger("tessella_p2p"), logging.getLogger()
+    levels, handlers = (ours.level, root.level), root.handlers[:]
+    yield
+    if structlog.get_config() != before:
+        structlog.configure(**before)
+        logging.captureWarnings(False)
+        root.handlers[:] = handlers
+        ours.setLevel(levels[0])
+        root.setLevel(levels[1])
 
 
 @pytest.fixture(scope="session")

@@ -168,7 +168,9 @@ class Tokenizer:
             PromptTooLong: see `encode`.
         """
         if self.gap is None:
-            raise InvalidRequest("this model has no fill-in-the-middle tokens: it fills no gap and takes no suffix", "suffix")
+            raise InvalidRequest(
+                "this model has no fill-in-the-middle tokens: it fills no gap and takes no suffix", "suffix"
+            )
         before, after = (self.encode(text, max_ids=max_ids) for text in (prefix, suffix))
         ids = [self.gap.prefix, *before, self.gap.suffix, *after, self.gap.middle]
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None else ids

@@ -182,7 +182,6 @@ def configure_logging(level: str = "info", form: str = "auto", stream: TextIO | 
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
     )
 
 

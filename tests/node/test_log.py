@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,7 @@ SECRET = "the prompt of somebody"
 
 
 @pytest.fixture
-def restored() -> Iterator[None]:
-    """Logging as it was, afterwards."""
-    root, own = logging.getLogger(), logging.getLogger("tessella_p2p")
-    handlers, levels = root.handlers[:], (root.level, own.level)
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    own.setLevel(levels[1])
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
-
-
-@pytest.fixture
-def out(restored: None) -> io.StringIO:
+def out() -> io.StringIO:
     stream = io.StringIO()
     configure_logging("info", "auto", stream)
     return stream
