@@ -115,7 +115,6 @@ def test_bytes_never_get_in_however_deep(value: object) -> None:
     assert SECRET not in json.dumps(shown(value=value))
 
 
-@pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_a_traceback_shows_no_local_variables(form: str) -> None:
     stream = io.StringIO()
@@ -135,7 +134,6 @@ def test_bytes_among_a_librarys_arguments_show_their_size(out: io.StringIO) -> N
     assert lines(out)[0]["event"] == f"read <{len(SECRET)} bytes> of 5 from peer"
 
 
-@pytest.mark.usefixtures("restored")
 def test_console_lines_are_for_people() -> None:
     stream = io.StringIO()
     configure_logging("debug", "console", stream)
