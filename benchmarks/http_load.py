@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import h11
 import trio
 
+from benchmarks.http_events import data_of
 from benchmarks.http_world import BARE_CHUNK, MODEL
 from benchmarks.results import BenchmarkError
 
@@ -80,37 +80,16 @@ async def _stream(port: int, request: bytes, answer: Streamed, pieces: list[tupl
 
 def _read(answer: Streamed, pieces: Sequence[tuple[float, bytes]]) -> None:
     """What the pieces say, token by token: a toy's tokens are words."""
-    parser = h11.Connection(h11.CLIENT)
-    parser.send(h11.Request(method="POST", target="/", headers=[("Host", "toy"), ("Content-Length", "0")]))
-    parser.send(h11.EndOfMessage())
-    status, text = 0, b""
-    for at, data in pieces:
-        parser.receive_data(data)
-        while isinstance(event := parser.next_event(), h11.Response | h11.InformationalResponse | h11.Data):
-            if isinstance(event, h11.Data):
-                text += event.data
-            else:
-                status = event.status_code
-        *events, text = text.split(b"\n\n")
-        for each in events:
-            _take(answer, each, at)
-    if status != 200:
-        raise BenchmarkError(f"the server answered {status}: {text.decode(errors='replace')}")
-
-
-def _take(answer: Streamed, event: bytes, at: float) -> None:
-    data = event.removeprefix(b"data: ")
-    if data == b"[DONE]":
-        answer.complete = True
-        return
-    if not data.startswith(b"{"):
-        return
-    chunk = json.loads(data)
-    if "error" in chunk:
-        raise BenchmarkError(f"a stream failed: {chunk['error']}")
-    said = chunk["choices"][0]["delta"].get("content") or ""
-    answer.text += said
-    answer.tokens += [at] * said.count(" ")
+    for at, data in data_of(pieces):
+        if data == b"[DONE]":
+            answer.complete = True
+            continue
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise BenchmarkError(f"a stream failed: {chunk['error']}")
+        said = chunk["choices"][0]["delta"].get("content") or ""
+        answer.text += said
+        answer.tokens += [at] * said.count(" ")
 
 
 async def whole_all(url: str, prompts: Sequence[str], each: int, max_tokens: int) -> float:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import h11
 import trio
 
+from benchmarks.http_events import data_of
 from benchmarks.results import BenchmarkError
 
 _TIMEOUT_S = 600.0
@@ -70,32 +70,13 @@ async def _ask(url: str, body: bytes, answer: Answer, received: list[tuple[float
 
 
 def _read(answer: Answer, received: Sequence[tuple[float, bytes]]) -> None:
-    parser = h11.Connection(h11.CLIENT)
-    parser.send(h11.Request(method="POST", target="/", headers=[("Host", "mesh"), ("Content-Length", "0")]))
-    parser.send(h11.EndOfMessage())
-    status, text = 0, b""
-    for at, data in received:
-        parser.receive_data(data)
-        while isinstance(event := parser.next_event(), h11.Response | h11.InformationalResponse | h11.Data):
-            if isinstance(event, h11.Data):
-                text += event.data
-            else:
-                status = event.status_code
-        if status == 200:
-            *lines, text = text.split(b"\n")
-            for line in lines:
-                _take(answer, line, at)
-    if status != 200:
-        raise BenchmarkError(f"the mesh answered {status}: {text.decode(errors='replace')}")
+    for at, data in data_of(received):
+        if data == b"[DONE]":
+            break
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise BenchmarkError(f"a generation failed: {chunk['error']}")
+        answer.times += [at] * len(chunk["token_ids"])
+        answer.extension = chunk.get("tessella") or answer.extension
     if not answer.times:
         raise BenchmarkError("a generation ended without a token")
-
-
-def _take(answer: Answer, line: bytes, at: float) -> None:
-    if not line.startswith(b"data: {"):
-        return
-    chunk = json.loads(line.removeprefix(b"data: "))
-    if "error" in chunk:
-        raise BenchmarkError(f"a generation failed: {chunk['error']}")
-    answer.times += [at] * len(chunk["token_ids"])
-    answer.extension = chunk.get("tessella") or answer.extension

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
-import trio
 from hypothesis import HealthCheck, settings
 from jsonschema import Draft202012Validator
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
@@ -18,6 +16,7 @@ from starlette.routing import Route
 from tessella_p2p.bridge.node_openapi import openapi
 from tessella_p2p.bridge.openai_models.embeddings import EmbeddingsBody
 from tests.bridge.bridge_doubles import MODEL, SpeakingEntry, app_for, call, chat_body, events_of, serving
+from tests.bridge.served_in_thread import served_in_thread
 
 # Schemathesis leaves sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -38,24 +37,9 @@ _SCHEMA.config.phases.coverage.enabled = False
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A served node, in a loop of its own thread."""
-    started: list[tuple[str, trio.lowlevel.TrioToken, trio.Event]] = []
-    up = threading.Event()
-
-    async def main() -> None:
-        async with serving(app_for(SpeakingEntry())) as url:
-            stop = trio.Event()
-            started.append((url, trio.lowlevel.current_trio_token(), stop))
-            up.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=trio.run, args=(main,))
-    thread.start()
-    up.wait()
-    ((found, token, stop),) = started
-    yield found
-    trio.from_thread.run_sync(stop.set, trio_token=token)
-    thread.join()
+    """A served node."""
+    with served_in_thread(lambda: serving(app_for(SpeakingEntry()))) as served:
+        yield served
 
 
 @_SCHEMA.parametrize()

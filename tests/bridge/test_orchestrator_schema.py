@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
-import trio
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
@@ -21,6 +19,7 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import seal
 from tests.bridge.bridge_doubles import serving
 from tests.bridge.orchestrator_world import MODEL_ID, NOW, ORCHESTRATOR, RECIPE, ROOT, TOKEN, key_of, registering, world
+from tests.bridge.served_in_thread import served_in_thread
 
 # Schemathesis compiles each schema once more for itself, and leaves sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -70,26 +69,17 @@ class _Operator:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A served orchestrator with one worker, in a loop of its own thread."""
-    started: list[tuple[str, trio.lowlevel.TrioToken, trio.Event]] = []
-    up = threading.Event()
-    path: Path = tmp_path_factory.mktemp("ledger")
+    """A served orchestrator with one worker."""
+    path = tmp_path_factory.mktemp("ledger")
 
-    async def main() -> None:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[str]:
         async with world(path) as mesh, serving(mesh.app) as url:
             await mesh.join("a")
-            stop = trio.Event()
-            started.append((url, trio.lowlevel.current_trio_token(), stop))
-            up.set()
-            await stop.wait()
+            yield url
 
-    thread = threading.Thread(target=trio.run, args=(main,))
-    thread.start()
-    up.wait()
-    ((found, token, stop),) = started
-    yield found
-    trio.from_thread.run_sync(stop.set, trio_token=token)
-    thread.join()
+    with served_in_thread(opened) as served:
+        yield served
     print(f"{_CALLS[0]} calls")  # noqa: T201 - how many inputs were tried
 
 
