@@ -630,6 +630,8 @@ PICTURE_PERIOD_S = 1.0
 """Between two pictures of the mesh."""
 MAX_PICTURE_WATCHERS = 32
 """Clients that are shown pictures at once."""
+MAX_PICTURE_WATCHERS_PER_KEY = 8
+"""Of those, with one API key: no key takes the places of all others."""
 MAX_PICTURED_STAGES = 256
 MAX_PICTURED_RECIPES = 8
 MAX_PICTURED_FLIGHTS = 32

@@ -8,6 +8,7 @@ itself stays text.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
@@ -22,7 +23,13 @@ from starlette.types import Receive, Scope, Send
 
 from tessella_p2p.base.clock import WallClock
 from tessella_p2p.base.errors import Overloaded, TessellaError
-from tessella_p2p.base.limits import MAX_PICTURE_WATCHERS, PICTURE_PERIOD_S, PICTURED_RATE_S, SSE_PING_S
+from tessella_p2p.base.limits import (
+    MAX_PICTURE_WATCHERS,
+    MAX_PICTURE_WATCHERS_PER_KEY,
+    PICTURE_PERIOD_S,
+    PICTURED_RATE_S,
+    SSE_PING_S,
+)
 from tessella_p2p.bridge.answering import ClientWatch, EventStream
 from tessella_p2p.bridge.answers import event
 from tessella_p2p.bridge.mesh_picture import Flight, flight_of, flights_json, mesh_json
@@ -99,7 +106,7 @@ class PictureStream:
         self._entry = entry
         self._node = node
         self._clock = clock
-        self._num_watchers = 0
+        self._watchers: Counter[str] = Counter()  # by the caller's name
         self._drawn_at_ms = -_SHARED_MS
         self._mesh: dict[str, object] = {}
         self._flights: list[Flight] = []
@@ -108,26 +115,28 @@ class PictureStream:
         """Show the mesh to one client.
 
         Raises:
-            Overloaded: as many as are shown it already watch.
+            Overloaded: as many as are shown it already watch, in all or with this key.
         """
         request = Request(scope, receive)
         if scope["method"] == "HEAD":
             await Response(headers={"cache-control": "no-store"}, media_type="text/event-stream")(scope, receive, send)
             return
         await request.body()
-        if self._num_watchers >= MAX_PICTURE_WATCHERS:
-            raise Overloaded(f"{MAX_PICTURE_WATCHERS} clients watch this node already; close one of them")
         caller: Caller = getattr(request.state, "caller", Caller())
+        if self._watchers.total() >= MAX_PICTURE_WATCHERS:
+            raise Overloaded(f"{MAX_PICTURE_WATCHERS} clients watch this node already; close one of them")
+        if caller.name and self._watchers[caller.name] >= MAX_PICTURE_WATCHERS_PER_KEY:
+            raise Overloaded(f"{MAX_PICTURE_WATCHERS_PER_KEY} clients watch this node with this key; close one of them")
         key_counts: Callable[[], bool] = getattr(request.state, "key_counts", lambda: True)
         stream = EventStream(send, SSE_PING_S)
-        self._num_watchers += 1
+        self._watchers[caller.name] += 1
         try:
             watch = ClientWatch(receive)
             await watch.guard(lambda: self._show(stream, caller, key_counts), self._prove)
             if not watch.left:
                 await stream.end()
         finally:
-            self._num_watchers -= 1
+            self._watchers -= Counter((caller.name,))  # and forget a name at none
 
     async def _prove(self) -> None:
         """Who begins to look wants to know whether the model answers now; who leaves the page open does not keep the mesh awake."""

@@ -15,7 +15,7 @@ import trio.testing
 
 from tessella_p2p.base.clock import SystemClock
 from tessella_p2p.base.errors import NoRoute
-from tessella_p2p.base.limits import MAX_PICTURE_WATCHERS, PICTURED_RATE_S
+from tessella_p2p.base.limits import MAX_PICTURE_WATCHERS, MAX_PICTURE_WATCHERS_PER_KEY, PICTURED_RATE_S
 from tessella_p2p.bridge.api_keys import ApiKeys, new_key
 from tessella_p2p.bridge.app import create_app
 from tessella_p2p.bridge.authorising import KeyRing
@@ -143,8 +143,30 @@ async def test_only_so_many_watch_and_who_leaves_makes_room(autojump: object) ->
             watcher.left.set()
 
 
-def _watch(client: Caller) -> Callable[[], Awaitable[object]]:
-    return lambda: client("GET", "/events")
+def _watch(client: Caller, headers: dict[str, str] | None = None) -> Callable[[], Awaitable[object]]:
+    return lambda: client("GET", "/events", headers=headers)
+
+
+async def test_one_key_does_not_take_the_places_of_all_who_watch(autojump: object) -> None:
+    secret, key = new_key(os.urandom, label="alice", now_ms=SystemClock().unix_ms())
+    other, other_key = new_key(os.urandom, label="bob", now_ms=SystemClock().unix_ms())
+    shared = app(keys=KeyRing(ApiKeys((key, other_key)), SystemClock()))
+    mine = {"authorization": f"Bearer {secret}"}
+    watchers = [Caller(shared) for _ in range(MAX_PICTURE_WATCHERS_PER_KEY)]
+    async with trio.open_nursery() as nursery:
+        for watcher in watchers:
+            nursery.start_soon(_watch(watcher, mine))
+        for watcher in watchers:
+            await watcher.part_came.wait()
+        refused = await Caller(shared)("GET", "/events", headers=mine)
+        assert refused is not None
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert await watched(shared, 0.5, {"authorization": f"Bearer {other}"})
+        watchers[0].left.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert await watched(shared, 0.5, mine)
+        for watcher in watchers:
+            watcher.left.set()
 
 
 async def test_a_node_with_keys_shows_the_mesh_to_a_key_and_other_peoples_requests_without_names(
