@@ -125,11 +125,16 @@ async def test_memory_does_not_grow_with_what_was_streamed(tmp_path: Path) -> No
                     for prompt in PROMPTS[:num_streams]:
                         nursery.start_soon(read_stream, port, prompt, tokens, Read())
             gc.collect()
-            held.append(tracemalloc.get_traced_memory()[0])
+            held.append(held_by_http(tracemalloc.take_snapshot()))
         tracemalloc.stop()
-    kept_a_round = held[1] - held[0]  # what is kept of each request, whatever its length
-    kept_of_tokens = held[2] - held[1] - kept_a_round
-    assert kept_of_tokens < num_streams * (many - few) * chunk_bytes
+    assert held[2] - held[1] < num_streams * (many - few) * chunk_bytes / 4
+
+
+def held_by_http(snapshot: tracemalloc.Snapshot) -> int:
+    """Bytes that the HTTP surface made and that are still there; what the mesh keeps for auditors and prefix caches is another matter."""
+    makers = ("*/tessella_p2p/bridge/*", "*/hypercorn/*", "*/h11/*", "*/starlette/*")
+    made = snapshot.filter_traces([tracemalloc.Filter(inclusive=True, filename_pattern=maker) for maker in makers])
+    return sum(statistic.size for statistic in made.statistics("filename"))
 
 
 async def test_a_drain_ends_each_open_stream_completely_or_with_an_error_event(tmp_path: Path) -> None:
