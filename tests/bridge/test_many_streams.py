@@ -131,7 +131,7 @@ async def test_memory_does_not_grow_with_what_was_streamed(tmp_path: Path) -> No
 
 
 def held_by_http(snapshot: tracemalloc.Snapshot) -> int:
-    """Bytes that the HTTP surface made and that are still there; what the mesh keeps for auditors and prefix caches is another matter."""
+    """Bytes that the HTTP surface made and that are still there: what the mesh keeps for auditors and prefixes is another matter."""
     makers = ("*/tessella_p2p/bridge/*", "*/hypercorn/*", "*/h11/*", "*/starlette/*")
     made = snapshot.filter_traces([tracemalloc.Filter(inclusive=True, filename_pattern=maker) for maker in makers])
     return sum(statistic.size for statistic in made.statistics("filename"))
