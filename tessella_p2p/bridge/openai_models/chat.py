@@ -17,7 +17,7 @@ from tessella_p2p.base.limits import (
     MAX_TOOLS,
 )
 from tessella_p2p.bridge.openai_models.fields import Body, Count, OpenAISampled, ScoredSampled, listed
-from tessella_p2p.bridge.openai_models.reading import json_object, supported, validated
+from tessella_p2p.bridge.openai_models.reading import each_supported, json_object, supported, validated
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -266,15 +266,9 @@ def chat_request(body: bytes) -> ChatRequest:
     Raises:
         InvalidRequest: with the field at fault as ``param``.
     """
-    fields = json_object(body)
-    messages = fields.get("messages")
-    if isinstance(messages, list):
-        fields["messages"] = [
-            supported(message, ChatMessage, _MESSAGE_NOT_YET, frozenset(), f"messages[{index}].")
-            if isinstance(message, dict)
-            else message
-            for index, message in enumerate(messages[: MAX_CHAT_MESSAGES + 1])
-        ]
+    fields = each_supported(
+        json_object(body), "messages", MAX_CHAT_MESSAGES, ChatMessage, _MESSAGE_NOT_YET, frozenset()
+    )
     request = validated(ChatRequest, supported(fields, ChatRequest, _NOT_YET, _WITHOUT_EFFECT))
     request.check()
     return request

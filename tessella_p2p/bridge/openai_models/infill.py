@@ -18,7 +18,7 @@ from tessella_p2p.base.limits import (
     MAX_RESPONSE_FIELDS,
 )
 from tessella_p2p.bridge.openai_models.fields import Body, ModelName, Sampled, listed
-from tessella_p2p.bridge.openai_models.reading import json_object, supported, validated
+from tessella_p2p.bridge.openai_models.reading import each_supported, json_object, supported, validated
 from tessella_p2p.entry.api import Gap, GenerateRequest
 
 _SNIPPET = "\n\n--- snippet ---\n\n"
@@ -122,15 +122,7 @@ def infill_body(body: bytes) -> InfillBody:
     Raises:
         InvalidRequest: with the field at fault as ``param``.
     """
-    fields = json_object(body)
-    extra = fields.get("input_extra")
-    if isinstance(extra, list):
-        fields["input_extra"] = [
-            supported(chunk, ExtraChunk, {}, frozenset({"time"}), f"input_extra[{index}].")
-            if isinstance(chunk, dict)
-            else chunk
-            for index, chunk in enumerate(extra[: MAX_EXTRA_CHUNKS + 1])
-        ]
+    fields = each_supported(json_object(body), "input_extra", MAX_EXTRA_CHUNKS, ExtraChunk, {}, frozenset({"time"}))
     request = validated(InfillBody, supported(fields, InfillBody, {"lora": ([],)}, _WITHOUT_EFFECT))
     request.check()
     return request

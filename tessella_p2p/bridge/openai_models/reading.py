@@ -63,6 +63,34 @@ def supported(
     return kept
 
 
+def each_supported(
+    fields: Mapping[str, Any],
+    name: str,
+    most: int,
+    model: type[BaseModel],
+    not_yet: Mapping[str, tuple[Any, ...]],
+    without_effect: frozenset[str],
+) -> dict[str, Any]:
+    """``fields``, where each object in the list ``name`` is without those fields that change nothing; see `supported`.
+
+    One element over the ``most`` that are accepted is kept, so that validation finds the list too long; what is no list or no object
+    is left for it as well.
+
+    Raises:
+        InvalidRequest: for the first field of an element that would be ignored otherwise.
+    """
+    elements = fields.get(name)
+    if not isinstance(elements, list):
+        return {**fields}
+    kept = [
+        supported(element, model, not_yet, without_effect, f"{name}[{index}].")
+        if isinstance(element, dict)
+        else element
+        for index, element in enumerate(elements[: most + 1])
+    ]
+    return {**fields, name: kept}
+
+
 def _same(value: Any, neutral: Any) -> bool:
     """Equality that tells ``true`` from ``1``, as JSON does."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
