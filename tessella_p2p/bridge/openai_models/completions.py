@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -90,8 +89,6 @@ class CompletionRequest(OpenAISampled):
 _WITHOUT_EFFECT = frozenset({"metadata", "service_tier", "store", "user"})
 """Known fields that do not change what is answered."""
 
-_NOT_YET: Mapping[str, tuple[Any, ...]] = {}
-
 
 def completion_request(body: bytes) -> CompletionRequest:
     """Read a request for text completions.
@@ -99,6 +96,6 @@ def completion_request(body: bytes) -> CompletionRequest:
     Raises:
         InvalidRequest: with the field at fault as ``param``.
     """
-    request = validated(CompletionRequest, supported(json_object(body), CompletionRequest, _NOT_YET, _WITHOUT_EFFECT))
+    request = validated(CompletionRequest, supported(json_object(body), CompletionRequest, {}, _WITHOUT_EFFECT))
     request.check()
     return request

@@ -8,14 +8,14 @@ from pydantic import FailFast, Field
 
 from tessella_p2p.base.errors import InvalidRequest
 from tessella_p2p.base.limits import MAX_POSITIONS
-from tessella_p2p.bridge.openai_models.fields import ScoredSampled, listed
+from tessella_p2p.bridge.openai_models.fields import ModelName, ScoredSampled, listed
 from tessella_p2p.bridge.openai_models.reading import json_object, supported, validated
 
 
 class GenerateBody(ScoredSampled):
     """Body of ``POST /v1/generate``: a prompt as it stands, without a chat template."""
 
-    model: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    model: ModelName | None = None
     prompt: str | None = None
     prompt_ids: Annotated[
         tuple[Annotated[int, Field(ge=0, lt=2**31)], ...],
