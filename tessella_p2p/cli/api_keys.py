@@ -25,6 +25,7 @@ from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import print_json, printable
 from tessella_p2p.node.api_key_file import changing, path_in, read_keys
 from tessella_p2p.node.config import NodeConfig, default_key_path
+from tessella_p2p.node.config_file import found_config
 from tessella_p2p.node.keystore import load_key
 from tessella_p2p.node.peer_address import check_peer_id
 from tessella_p2p.node.settings import from_toml, read_toml
@@ -33,6 +34,7 @@ from tessella_p2p.wire.envelope import open_envelope, peek_signer, seal
 from tessella_p2p.wire.keys import NodeKey
 
 _DELEGATION_MS: Final = int(DELEGATION_TTL_S * 1000)
+_DELEGATION_DAYS: Final = int(DELEGATION_TTL_S / 86_400)
 _UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
@@ -106,10 +108,9 @@ def api(ctx: click.Context, config_file: Path | None, data_dir: Path | None, key
 
 def _in_file(config_file: Path | None) -> dict[str, Path]:
     """The paths that the node's file gives, without looking at what else is in it."""
+    config_file = config_file or found_config("node", os.environ)
     if config_file is None:
-        config_file = default_key_path("node", os.environ).with_name("node.toml")
-        if not config_file.exists():
-            return {}
+        return {}
     given = from_toml(NodeConfig, read_toml(config_file), str(config_file))
     return {name: Path(str(given[name].value)).expanduser() for name in ("data_dir", "keypair_path") if name in given}
 
@@ -201,7 +202,9 @@ def revoke(node: _Node, key_id: str) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="The key file of the identity; else the node's of this machine.",
 )
-@click.option("--expires", type=_Expiry(), help="30d, 12h, 2w, or 2027-01-31; at most, and else, 366 days.")
+@click.option(
+    "--expires", type=_Expiry(), help=f"30d, 12h, 2w, or 2027-01-31; at most, and else, {_DELEGATION_DAYS} days."
+)
 def delegate(entry: str, identity: Path | None, expires: int | None) -> None:
     """Let the node ENTRY (a peer id) ask in this identity's name, and print the delegation.
 
@@ -247,7 +250,9 @@ def _delegation(
         envelope = open_envelope(raw, m.DELEGATION, now_ms=now_ms)
         meant = envelope.message(m.Delegation).entry
     except (ValueError, RemoteProtocolError) as error:
-        raise ConfigurationError(f"--delegation does not count: {error}") from error
+        raise ConfigurationError(
+            f"--delegation does not count: {error}; `tessella-p2p keys delegate {entry}` prints one where that identity is"
+        ) from error
     if meant != entry:
         raise ConfigurationError(f"--delegation is for {meant}; this node is {entry}")
     return raw
@@ -256,7 +261,9 @@ def _delegation(
 def _sealed(key: NodeKey, entry: PeerId, expires: int | None, now_ms: int) -> bytes:
     ttl_ms = _DELEGATION_MS if expires is None else expires - now_ms
     if not 0 < ttl_ms <= _DELEGATION_MS:
-        raise ConfigurationError("--expires: an identity lets others ask in its name for 366 days at most, from now on")
+        raise ConfigurationError(
+            f"--expires: an identity lets others ask in its name for {_DELEGATION_DAYS} days at most, from now on"
+        )
     return seal(key, m.DELEGATION, m.Delegation(entry=entry), sequence=now_ms * 1000, now_ms=now_ms, ttl_ms=ttl_ms)
 
 
