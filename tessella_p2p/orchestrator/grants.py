@@ -59,7 +59,9 @@ def identity_behind(request: SessionGrant, requester: PeerId, now_ms: int) -> Pe
         envelope = open_envelope(request.delegation, DELEGATION, now_ms=now_ms)
         delegation = envelope.message(Delegation)
     except RemoteProtocolError as error:
-        raise DelegationRefused(f"the delegation does not count: {error}") from error
+        raise DelegationRefused(
+            f"the delegation does not count: {error}; its identity makes another by `tessella-p2p keys delegate {requester}`"
+        ) from error
     if delegation.entry != requester:
         raise DelegationRefused(f"{envelope.signer} lets {delegation.entry} ask in its name, not {requester}")
     if envelope.expires_at - envelope.issued_at > _DELEGATION_MS + CLOCK_SKEW_MS:
