@@ -36,10 +36,9 @@ class _Bucket:
     left: float
     at: float
 
-    def fill(self, per_minute: int, now: float) -> float:
+    def fill(self, per_minute: int, now: float) -> None:
         self.left = min(float(per_minute), self.left + max(0.0, now - self.at) * per_minute / _MINUTE_S)
         self.at = max(self.at, now)
-        return self.left
 
 
 @dataclass(slots=True)
@@ -83,7 +82,7 @@ class KeyRates:
             use.tokens.left -= num_tokens
 
     def keep(self, key_ids: Collection[str]) -> None:
-        """Forget keys that there are no more, once their last request is over."""
+        """Forget keys that there are no more; one that has a request open is left to a later call."""
         for key_id in [name for name, use in self._uses.items() if name not in key_ids and not use.open]:
             del self._uses[key_id]
 
