@@ -50,6 +50,7 @@ SECRET_FIELDS: Final = frozenset(
             "text",
         ),
         *("prompt_ids", "stop", "token_id", "token_ids", "tokens"),
+        *("arguments", "embedding", "grammar", "schema", "suffix", "tool_calls", "tools"),
         # what travels between stages
         *("activation", "activations", "frame", "hidden", "hidden_states", "logits", "payload", "tensor"),
     }
