@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from tessella_p2p.base.clock import SystemClock
+from tessella_p2p.base.limits import MIB
 from tessella_p2p.node.config import NodeConfig
 from tessella_p2p.node.findings import Finding
 from tessella_p2p.node.machine_checks import (
@@ -16,8 +17,6 @@ from tessella_p2p.node.machine_checks import (
     check_reachability,
 )
 from tessella_p2p.node.mesh_checks import Status, check_mesh, check_ports, check_status, read_status
-
-_BYTES_PER_MB = 1 << 20
 
 
 async def examine(config: NodeConfig, api_key: str | None = None) -> list[Finding]:
@@ -43,4 +42,4 @@ def _used_mb(status: Status | None) -> int:
     """What the running node's stage has of the claim already."""
     stage = None if status is None else status.get("stage")
     used = stage.get("memory_bytes") if isinstance(stage, dict) else None
-    return used // _BYTES_PER_MB if isinstance(used, int) and used > 0 else 0
+    return used // MIB if isinstance(used, int) and used > 0 else 0

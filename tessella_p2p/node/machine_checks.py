@@ -56,7 +56,7 @@ def check_disk(data_dir: Path) -> Finding:
     if free < _NO_DISK_BYTES:
         return problem("disk", says, "make room: without its journal a node is not paid")
     if free < _LOW_DISK_BYTES:
-        return warning("disk", says, "make room, or move data_dir: the journal keeps a week of proofs")
+        return warning("disk", says, "make room, or move data_dir: proofs that cannot be settled wait there for a week")
     return ok("disk", says)
 
 

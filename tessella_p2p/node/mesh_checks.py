@@ -26,12 +26,14 @@ from tessella_p2p.base.errors import (
 from tessella_p2p.base.ids import PeerId
 from tessella_p2p.base.limits import CLOCK_SKEW_MS, MAX_HTTP_BODY_BYTES
 from tessella_p2p.ledger.client import OrchestratorClient
+from tessella_p2p.model.artifact import model_id_of
 from tessella_p2p.net.libp2p_host import Libp2pNetwork
 from tessella_p2p.net.listening import bind
 from tessella_p2p.net.network import Network
 from tessella_p2p.node.config import NodeConfig
 from tessella_p2p.node.findings import Finding, ok, problem, warning
 from tessella_p2p.node.peer_address import PeerAddress, parse_peer_address
+from tessella_p2p.weights.store import resolve
 from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import ClockSequencer
 from tessella_p2p.wire.keys import SEED_BYTES, NodeKey
@@ -200,9 +202,6 @@ async def _check_coverage(client: OrchestratorClient, config: NodeConfig) -> lis
 
 
 def _model_name(config: NodeConfig) -> str:
-    from tessella_p2p.model.artifact import model_id_of
-    from tessella_p2p.weights.store import resolve
-
     try:
         return model_id_of(resolve(config.default_model, config.models_dir))
     except ConfigurationError:
@@ -261,7 +260,7 @@ def check_status(status: Status, key: NodeKey | None) -> list[Finding]:
             warning(
                 "node's orchestrator",
                 "the node has lost it, and serves without it for a while",
-                "see the finding above",
+                "see what is found of the orchestrator below",
             )
         )
     readiness = status.get("readiness")
