@@ -29,9 +29,8 @@ def init(ctx: click.Context, as_json: bool) -> None:
     is_new = not os.path.lexists(path)
     if not is_new:
         read_client_file(path, os.environ)  # it is kept, so it has to be one
-    key = load_or_generate_key(
-        key_path
-    )  # refused where others may write, and then no file with an API key is begun there either
+    # Refused where others may write: then no file that may come to hold an API key is begun there either.
+    key = load_or_generate_key(key_path)
     if is_new:
         try:
             new_file(path, _content(options))

@@ -8,13 +8,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from tessella_p2p.base.limits import MAX_STAGES
 from tessella_p2p.cli.asking import Answer
 from tessella_p2p.cli.status import short_peer_id
 from tessella_p2p.cli.tables import console
 from tessella_p2p.cli.terminal import printable
 
 _COLUMNS = ("stage", "layers", "hop ms", "compute ms", "cached")
-_MAX_HOPS = 64
 
 
 def show_timing(answer: Answer) -> None:
@@ -27,7 +27,7 @@ def show_timing(answer: Answer) -> None:
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(_COLUMNS):
         table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    for hop in hops[:_MAX_HOPS]:
+    for hop in hops[:MAX_STAGES]:
         if isinstance(hop, dict):
             table.add_row(*(Text(cell) for cell in _row(hop, answer)))
     to.print(table)
