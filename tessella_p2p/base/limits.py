@@ -243,7 +243,7 @@ ORCHESTRATOR_REQUEST_S = 10.0
 """From the first byte of a request to the last of its answer."""
 VIP_ABOVE_CREDITS = 1_000
 ISSUANCE_PER_REQUESTER_DAY = 10_000
-"""Credits that the tickets of one requester may bring into being in one day (UTC)."""
+"""Credits that the tickets on one account may bring into being in one day (UTC)."""
 MAX_PROOFS_PER_TICKET_AND_WORKER = 32
 MAX_EXPIRED_PER_CHANGE = 256
 """Tickets whose facts one change of the ledger drops."""

@@ -184,7 +184,7 @@ ApiNames = Annotated[
 
 
 CorsOrigins = Annotated[
-    tuple[Annotated[Text, AfterValidator(check_origin)], ...],
+    tuple[Annotated[Text, AfterValidator(check_origin), Form("http(s)://HOST[:PORT] or *")], ...],
     BeforeValidator(_listed),
     Field(
         max_length=MAX_CORS_ORIGINS,
@@ -584,7 +584,7 @@ class OrchestratorConfig(ModelRoleConfig):
         Field(
             ge=0,
             le=2**53 // MICRO_PER_CREDIT,
-            description="credits that the tickets of one requester may bring into being in one day",
+            description="credits that the tickets on one account may bring into being in one day",
         ),
     ] = ISSUANCE_PER_REQUESTER_DAY
     settle_processes: Annotated[
@@ -598,7 +598,8 @@ class OrchestratorConfig(ModelRoleConfig):
     requester_pays: Annotated[
         bool,
         Field(
-            description="workers are paid off the requester's account, which never goes below 0, and nothing is brought into being"
+            description="workers are paid off the account that a ticket is on, which never goes below 0, "
+            "and nothing is brought into being"
         ),
     ] = False
     audit_share: Annotated[
