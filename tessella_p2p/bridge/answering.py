@@ -7,7 +7,7 @@ nothing but its own generations.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from tessella_p2p.base.errors import LocalProtocolError, Overloaded, TessellaErr
 from tessella_p2p.base.limits import KIB, SSE_PING_S
 from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answers import DONE, PING, event
-from tessella_p2p.bridge.choices import Answer, Choices, Dialect, Reading
+from tessella_p2p.bridge.choices import Answer, Choices, Dialect, Reading, name_param
 from tessella_p2p.bridge.errors import error_answer, sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.responses import logged_answer
@@ -30,8 +30,6 @@ from tessella_p2p.ledger.blocking import in_thread
 
 _LAST_WORDS_S = 0.5
 """How long a stream that the server breaks off may still take to say so."""
-
-
 _READ_IN_PLACE_BYTES = 64 * KIB
 """Of a body: such a one takes up to 15 ms, the largest half a second, in which no other answer would go on."""
 _Read = TypeVar("_Read")
@@ -81,7 +79,7 @@ class GenerationEndpoint:
             else:
                 await self._whole(reading, watch, Reply(scope, receive, send))
         except TessellaError as error:
-            reading.name_param(error)
+            name_param(error, reading.params)
             raise
 
     async def _whole(self, reading: Reading, watch: ClientWatch, reply: Reply) -> None:
@@ -92,36 +90,9 @@ class GenerationEndpoint:
             await reply(Response(sink.body(), media_type="application/json", headers=sink.headers()))
 
     async def _stream(self, reading: Reading, watch: ClientWatch, stream: EventStream) -> None:
-        is_over = False
-        try:
-            await self._stream_events(reading, watch, stream)
-            is_over = True
-        except Exception:
-            is_over = True
-            raise
-        finally:
-            if not is_over and not watch.left:  # the server stops: this is not to look like an answer that is complete
-                await stream.break_off(event(error_answer(Overloaded("this node stops")).body) + DONE)
-
-    async def _stream_events(self, reading: Reading, watch: ClientWatch, stream: EventStream) -> None:
         sink = _Streamed(reading, self._now(), stream)
         choices = Choices(self._entry, self._metrics, reading.requests, sink, watch.stand_down)
-        try:
-            await watch.guard(choices.run, stream.ping_until_ended)
-        except TessellaError as error:
-            if not stream.started:
-                raise
-            reading.name_param(error)
-            await stream.write(event(logged_answer(error).body) + DONE)
-        except (
-            Exception
-        ):  # a bug: it goes on to the log, but the client must not take the broken stream for a short answer
-            if stream.started:
-                await stream.write(event(error_answer(LocalProtocolError()).body) + DONE)
-                await stream.end()
-            raise
-        if not watch.left:
-            await stream.end()
+        await stream.guarded(choices.run, watch, reading.params, DONE)
 
     def _now(self) -> int:
         return self._clock.unix_ms() // 1000
@@ -199,6 +170,47 @@ class EventStream:
         self.generation: Generation | None = None
         """Whose route the headers tell, as it is when the stream begins: after its first token, or its first silence."""
 
+    async def guarded(
+        self, work: Callable[[], Awaitable[None]], watch: ClientWatch, params: Mapping[str, str], last: bytes = b""
+    ) -> None:
+        """Run ``work``, which writes the answer, until the client leaves. Whatever ends an answer that has begun is told in it.
+
+        Args:
+            work: generates.
+            watch: of the client.
+            params: see `Reading.params`.
+            last: what follows an event that tells a failure.
+
+        Raises:
+            TessellaError: when nothing was sent yet.
+        """
+        try:
+            await self._guarded(work, watch, params, last)
+        except Exception:  # was told where it could be
+            raise
+        except BaseException:  # the server stops: this is not to look like an answer that is complete
+            if not watch.left:
+                await self._break_off(event(error_answer(Overloaded("this node stops")).body) + last)
+            raise
+
+    async def _guarded(
+        self, work: Callable[[], Awaitable[None]], watch: ClientWatch, params: Mapping[str, str], last: bytes
+    ) -> None:
+        try:
+            await watch.guard(work, self.ping_until_ended)
+        except TessellaError as error:
+            if not self.started:
+                raise
+            name_param(error, params)
+            await self.write(event(logged_answer(error).body) + last)
+        except Exception:  # a bug, for the log; but the client must not take the broken stream for a short answer
+            if self.started:
+                await self.write(event(error_answer(LocalProtocolError()).body) + last)
+                await self.end()
+            raise
+        if not watch.left:
+            await self.end()
+
     async def write(self, data: bytes) -> None:
         """Send ``data``, at the pace of the client. A cancelled write ends the connection."""
         if self._lock.locked():
@@ -236,7 +248,7 @@ class EventStream:
         """Complete the answer. Not while a `ClientWatch` guards: the server reports a complete answer as a disconnect, too."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def break_off(self, data: bytes) -> None:
+    async def _break_off(self, data: bytes) -> None:
         """End an answer that has begun with ``data``, although this task is cancelled: briefly, and only if the client still reads."""
         if self.started:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_WORDS_S):

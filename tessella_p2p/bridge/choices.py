@@ -69,10 +69,11 @@ class Reading:
     dialect: Callable[[Prepared, int], Dialect]
     params: Mapping[str, str] = field(default_factory=dict)
 
-    def name_param(self, error: TessellaError) -> None:
-        """Let an error say the field at fault as this surface's clients know it."""
-        if isinstance(error, InvalidRequest) and error.param is not None:
-            error.param = self.params.get(error.param, error.param)
+
+def name_param(error: TessellaError, params: Mapping[str, str]) -> None:
+    """Let an error say the field at fault as a surface's clients know it; see `Reading.params`."""
+    if isinstance(error, InvalidRequest) and error.param is not None:
+        error.param = params.get(error.param, error.param)
 
 
 def numbered(request: GenerateRequest, n: int) -> tuple[GenerateRequest, ...]:

@@ -17,17 +17,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError, PromptTooLong, TessellaError
+from tessella_p2p.base.errors import LocalProtocolError, PromptTooLong, TessellaError
 from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answering import ClientWatch, EventStream, understood
 from tessella_p2p.bridge.answers import encoded, event
+from tessella_p2p.bridge.choices import name_param
 from tessella_p2p.bridge.errors import sole_error
 from tessella_p2p.bridge.generate import lone_model
 from tessella_p2p.bridge.infill_answer import Cut, Filled, InfillChunk, selected, stopping_word
 from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
 from tessella_p2p.bridge.openai_models.infill import ExtraChunk, InfillBody, infill_body
-from tessella_p2p.bridge.responses import logged_answer
 from tessella_p2p.entry.api import Caller, Delta, Entry, GenerateRequest, Generation
 
 _CUT = "cut"
@@ -55,47 +55,52 @@ class InfillEndpoint:
         model = asked.model if asked.model is not None else lone_model(self._entry.known_models())
         caller: Caller = getattr(request.state, "caller", Caller())
         stream = EventStream(send, self._ping_s) if asked.stream else None
-        filling = _Filling(self._entry, asked, model, caller, stream)
         watch = ClientWatch(receive)
-        with self._metrics.generating() as outcome:
-            beside = () if stream is None else (stream.ping_until_ended,)
-            try:
-                await watch.guard(lambda: filling.fill(watch, outcome), *beside)
-            except TessellaError as error:
-                if isinstance(error, InvalidRequest) and error.param is not None:
-                    error.param = _PARAMS.get(error.param, error.param)
-                if stream is None or not stream.started:
-                    raise
-                outcome.code = error.code
-                await stream.write(event(logged_answer(error).body))
-            if watch.left:
-                return
+        filling = _Filling(self._entry, self._metrics, asked, model, caller, stream, watch)
+        try:
             if stream is not None:
-                await stream.end()
+                await stream.guarded(filling.fill, watch, _PARAMS)
                 return
-        await Response(filling.body, media_type="application/json", headers=filling.headers)(scope, receive, send)
+            await watch.guard(filling.fill)
+        except TessellaError as error:
+            name_param(error, _PARAMS)
+            raise
+        if not watch.left:
+            await Response(filling.body, media_type="application/json", headers=filling.headers)(scope, receive, send)
 
 
 class _Filling:
     """One gap while it is filled."""
 
-    def __init__(self, entry: Entry, asked: InfillBody, model: str, caller: Caller, stream: EventStream | None) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        metrics: BridgeMetrics,
+        asked: InfillBody,
+        model: str,
+        caller: Caller,
+        stream: EventStream | None,
+        watch: ClientWatch,
+    ) -> None:
         self._entry = entry
+        self._metrics = metrics
         self._asked = asked
         self._model = model
         self._caller = caller
         self._stream = stream
+        self._watch = watch
         self._warm_up = asked.token_limit() == 0
         self.body = b""
         self.headers: dict[str, str] = {}
 
-    async def fill(self, watch: ClientWatch, outcome: Outcome) -> None:
+    async def fill(self) -> None:
         """Generate, and send the events of a stream or leave the whole answer in ``body``."""
         extra = self._asked.input_extra
-        while not await self._fits(extra, watch, outcome):
-            extra = extra[(len(extra) + 1) // 2 :]  # the newest ones come last, and are worth the most
+        with self._metrics.generating() as outcome:
+            while not await self._fits(extra, outcome):
+                extra = extra[(len(extra) + 1) // 2 :]  # the newest ones come last, and are worth the most
 
-    async def _fits(self, extra: tuple[ExtraChunk, ...], watch: ClientWatch, outcome: Outcome) -> bool:
+    async def _fits(self, extra: tuple[ExtraChunk, ...], outcome: Outcome) -> bool:
         """Fill the gap behind the ``extra`` texts; False where the prompt is too long, and would be shorter without some of them."""
         failure: TessellaError | None = None
         admitted = False
@@ -106,7 +111,7 @@ class _Filling:
                     await self._pump(generation, len(extra) < len(self._asked.input_extra), outcome)
                 except TessellaError as error:  # raised below: a nursery of the entry's would wrap it in a group
                     failure = error
-                watch.stand_down()
+                self._watch.stand_down()
         except TessellaError as error:
             failure = error
         except BaseExceptionGroup as group:

@@ -235,6 +235,25 @@ async def test_refusals_have_a_status_and_failures_in_a_stream_are_an_event() ->
     assert (whole.status, whole.json()["error"]["code"]) == (502, "stream_reset")
 
 
+async def test_a_bug_in_a_stream_is_an_event_without_its_details() -> None:
+    failing = SpeakingEntry(fail_after=2, failure=RuntimeError("secret"))
+    broken = await call(app_for(failing), "POST", PATH, _body(stream=True))
+
+    assert list(events_of(broken.body))[-1]["error"]["code"] == "internal_error"
+    assert b"secret" not in broken.body
+
+
+async def test_a_stream_that_the_node_breaks_off_says_so() -> None:
+    entry = SpeakingEntry(hold_after=2)
+    caller = Caller(app_for(entry))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(caller, "POST", PATH, json.dumps(_body(stream=True)).encode())
+        await entry.holding.wait()
+        nursery.cancel_scope.cancel()
+
+    assert list(events_of(b"".join(caller.parts)))[-1]["error"]["code"] == "overloaded"
+
+
 async def test_a_client_that_leaves_frees_its_generation() -> None:
     entry = SpeakingEntry(hold_after=2)
     caller = Caller(app_for(entry))
