@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -54,17 +55,17 @@ class LinkedApp(App[None]):
         self._remembered_path = remembered_path
         self._environ = environ
 
+    @abstractmethod
     async def say(self, text: str, kind: Kind) -> None:
         """Tell the user something."""
-        raise NotImplementedError
 
+    @abstractmethod
     def node_linked(self, node: AsyncNode) -> None:
         """There is another node now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mesh_seen(self) -> None:
         """`picture` or `lost` is another one."""
-        raise NotImplementedError
 
     @work(exclusive=True, group="link")
     async def go(self, *, first: bool) -> None:
@@ -155,7 +156,7 @@ class LinkedApp(App[None]):
                 key = typed = await self.push_screen_wait(KeyScreen(api_url, str(error), is_kept=asked or is_same))
                 if key is None:
                     return False
-            except BaseException:
+            except BaseException:  # a worker that is cancelled leaves no connection open either
                 await node.aclose()
                 raise
             else:
