@@ -1,4 +1,4 @@
-"""One picture of ``GET /events``, read and checked: what the terminal UI knows of the mesh."""
+"""One picture of ``GET /events``, read and checked: as much of it as the terminal UI shows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ class Stage(_Part):
     peer_id: PeerName
     layers: Layers
     status: str
-    recipe: str
     queue_depth: int
     canary: bool = False
     own: bool = False
@@ -87,7 +86,6 @@ class Flight(_Part):
     tokens: int
     tokens_per_s: Amount | None
     reroutes: int
-    age_s: Amount
     end: str | None
     route: Annotated[tuple[Hop, ...], Field(max_length=_MAX_HOPS)]
 
@@ -106,16 +104,9 @@ class Balance(_Part):
     tier: str
 
 
-class OwnNode(_Part):
-    """The node that is asked."""
-
-    state: str
-
-
 class Picture(_Part):
     """The mesh at one moment."""
 
-    node: OwnNode
     model: Model
     coverage: Annotated[tuple[Coverage, ...], Field(max_length=MAX_PICTURED_RECIPES)]
     stages: Annotated[tuple[Stage, ...], Field(max_length=MAX_PICTURED_STAGES)]
