@@ -17,7 +17,7 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Static
 
-from tessella_p2p.base.errors import ConfigurationError, NoRoute, TessellaError, TransportError
+from tessella_p2p.base.errors import ConfigurationError, TessellaError, TransportError
 from tessella_p2p.cli.asking import Answer, Manner, Turn, chat_question
 from tessella_p2p.cli.terminal import printable
 from tessella_p2p.cli.tui.asking import Asking
@@ -163,11 +163,11 @@ class TessellaUi(LinkedApp):
         """
         if self._model is None:
             wished = self.wishes.model_id
-            models = () if wished is not None else await node.model_ids()
-            kept = self.wishes.remembered.model_id
-            if wished is None and not models:
-                raise NoRoute("the node has no complete route for any model now")
-            self._model = wished or (kept if kept is not None and kept in models else models[0])
+            if wished is None:
+                models = await node.model_ids()
+                kept = self.wishes.remembered.model_id
+                wished = kept if kept is not None and kept in models else models[0]
+            self._model = wished
             self._show_head()
         return self._model
 
@@ -368,8 +368,6 @@ class TessellaUi(LinkedApp):
         """``/model``: by name, or from a list."""
         node = self._linked_node()
         models = await node.model_ids()
-        if not models:
-            raise NoRoute("the node has no complete route for any model now")
         chosen: str | None = name or await self.push_screen_wait(ModelScreen(models, self._model))
         if chosen is None:
             return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import httpx
 
-from tessella_p2p.base.errors import MalformedMessage, StreamReset
-from tessella_p2p.base.limits import MIB
+from tessella_p2p.base.errors import MalformedMessage, NoRoute, StreamReset
 from tessella_p2p.cli.node_client import (
     TIMEOUT,
     bearer_headers,
@@ -21,7 +20,6 @@ from tessella_p2p.cli.node_client import (
     told_errors,
 )
 
-_MAX_LINE_BYTES = 4 * MIB
 _MAX_MODELS = 1000
 
 
@@ -77,13 +75,17 @@ class AsyncNode:
         """The models that the node can answer with now.
 
         Raises:
+            NoRoute: there is none.
             TessellaError: see `get`.
         """
         body = await self.get("/v1/models")
         try:
-            return tuple(str(model["id"]) for model in body["data"][:_MAX_MODELS])
+            models = tuple(str(model["id"]) for model in body["data"][:_MAX_MODELS])
         except (KeyError, TypeError, IndexError) as error:
             raise MalformedMessage(f"{self.api_url}/v1/models is no list of models") from error
+        if not models:
+            raise NoRoute("the node has no complete route for any model now")
+        return models
 
     async def pictures(self) -> AsyncGenerator[Mapping[str, Any], None]:
         """Pictures of the mesh, one each second, until the node ends them.
@@ -132,17 +134,14 @@ async def _json_of(answer: httpx.Response) -> Any:
     return parsed_answer(answer, bytes(content))
 
 
-async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
+async def _lines(answer: httpx.Response) -> AsyncGenerator[bytearray, None]:
     """The lines of a stream; one that never ends is refused."""
     pending = bytearray()
-    parts: AsyncIterator[bytes] = answer.aiter_bytes()
-    async for part in parts:
+    async for part in answer.aiter_bytes():
         pending += part
-        if b"\n" not in part and len(pending) <= _MAX_LINE_BYTES:
+        check_length(answer, len(pending))
+        if b"\n" not in part:
             continue  # else a long line in small parts is copied once a part
-        *whole, rest = bytes(pending).split(b"\n")
-        pending = bytearray(rest)
-        if len(pending) > _MAX_LINE_BYTES:
-            raise MalformedMessage(f"{answer.url} sends a line of over {_MAX_LINE_BYTES // MIB} MiB")
+        *whole, pending = pending.split(b"\n")
         for line in whole:
             yield line
