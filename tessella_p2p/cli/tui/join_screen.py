@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -28,6 +28,7 @@ _LOG_LINES = 4
 _MAX_SHOWN_MODELS = 5
 _ON_THE_WAY = ("starting", "registering", "loading")
 _PHASES = (*_ON_THE_WAY, "ready")
+_T = TypeVar("_T")
 
 
 class JoinScreen(ModalScreen[JoinedNode | None]):
@@ -134,19 +135,27 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
         self._started.append(node)
         try:
             if plan.pull_bytes:
-                self._progress.update(Content(f"pulling {shown(plan.model_id)} ({megabytes(plan.pull_bytes)})…"))
-                await said_by(
-                    *("-m", "tessella_p2p", "models", "pull", plan.model_id),
-                    *("--models-dir", plan.models_dir, "--json"),
-                )
+                await self._pull(plan)
             await node.start()
             await self._watch(node)
         except TessellaError as error:
             await node.leave()
-            self._said.update(Content(shown_lines(str(error))))
+            self._said.update(Content(_shown_lines(str(error))))
             self._again()
         else:
             self.dismiss(node)
+
+    async def _pull(self, plan: JoinPlan) -> None:
+        """Bring the model here.
+
+        Raises:
+            TessellaError: it does not come.
+        """
+        what = f"pulling {shown(plan.model_id)} ({megabytes(plan.pull_bytes)})…"
+        command = ("-m", "tessella_p2p", "models", "pull", plan.model_id, "--models-dir", plan.models_dir, "--json")
+        await _waited_for(
+            said_by(*command), lambda elapsed_s: self._progress.update(Content(f"{what}   {number(elapsed_s, 0)} s"))
+        )
 
     def _again(self) -> None:
         self._node = None
@@ -162,14 +171,10 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
             TessellaError: it ended, or speaks no HTTP.
         """
         began = time.monotonic()
-        up = asyncio.ensure_future(node.api_url())
-        try:
-            while not up.done():
-                self._show(node, {"state": "starting"}, time.monotonic() - began)
-                await asyncio.wait({up}, timeout=_LOOK_S)
-        finally:
-            up.cancel()
-        api = AsyncNode(up.result())
+        api_url = await _waited_for(
+            node.api_url(), lambda elapsed_s: self._show(node, {"state": "starting"}, elapsed_s)
+        )
+        api = AsyncNode(api_url)
         try:
             status: dict[str, Any] = {"state": "starting"}
             while status["state"] in _ON_THE_WAY:
@@ -205,6 +210,19 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
         self.dismiss(None)
 
 
-def shown_lines(text: str) -> str:
+async def _waited_for(result: Coroutine[Any, Any, _T], show: Callable[[float], None]) -> _T:
+    """What ``result`` gives; until then ``show`` is told again and again for how many seconds it has been waited for."""
+    began = time.monotonic()
+    task = asyncio.ensure_future(result)
+    try:
+        while not task.done():
+            show(time.monotonic() - began)
+            await asyncio.wait({task}, timeout=_LOOK_S)
+    finally:
+        task.cancel()
+    return task.result()
+
+
+def _shown_lines(text: str) -> str:
     """A few lines from elsewhere."""
     return "\n".join(shown(line, 500) for line in text.splitlines()[:8])
