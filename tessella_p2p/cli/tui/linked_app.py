@@ -215,7 +215,7 @@ class LinkedApp(App[None]):
     def _lose(self, error: TessellaError) -> None:
         self.lost = "the node does not answer" if isinstance(error, TransportError) else shown(error, 120)
         if isinstance(self.screen, SwarmScreen):
-            self.screen.lose(f"{self.lost}; this is the last picture")
+            self.screen.lose(self.lost)
         self.mesh_seen()
 
     @work(exclusive=True, group="joined")

@@ -196,8 +196,8 @@ class SwarmScreen(ModalScreen[None]):
         self._draw()
 
     def lose(self, said: str) -> None:
-        """Say that what is drawn is old, and why."""
-        self._said.update(Content(said))
+        """Say that no newer picture comes, and why."""
+        self._said.update(Content(said if self._picture is None else f"{said}; this is the last picture"))
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw for another width."""
