@@ -308,6 +308,7 @@ def test_a_file_that_was_damaged_meanwhile_is_left_as_it_is(tmp_path: Path, dama
         ('nonsense = "x"', 0o600, "nonsense"),
         ("[[[", 0o600, "no TOML"),
         ('api_key = "x"', 0o644, "chmod 600"),
+        ("#" * (1 << 17), 0o600, "is refused"),
     ],
 )
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, text: str, mode: int, word: str) -> None:

@@ -67,8 +67,10 @@ def read_remembered(path: Path) -> Remembered:
     except OSError as error:
         raise ConfigurationError(f"{path}: the file cannot be read: {error.strerror}") from error
     what_to_do = "mend it, or delete it to be asked again"
+    if len(data) > _MAX_BYTES:
+        raise ConfigurationError(f"{path}: a file of over {_MAX_BYTES} bytes is refused; {what_to_do}")
     try:
-        values = tomllib.loads(data[:_MAX_BYTES].decode())
+        values = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{path}: no TOML: {error}; {what_to_do}") from error
     for key, value in values.items():
