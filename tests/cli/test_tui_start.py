@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -336,7 +335,6 @@ def test_without_a_terminal_a_command_is_missing() -> None:
     assert result.exit_code == 2
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals of Linux")
 async def test_on_a_real_terminal_it_chats_and_leaves(tmp_path: Path) -> None:
     environ = {"TESSELLA_CONFIG_DIR": str(tmp_path / "config"), "XDG_STATE_HOME": str(tmp_path / "state")}
     async with serving(app_for(SpeakingEntry())) as url, terminal("-a", url, environ=environ) as person:
