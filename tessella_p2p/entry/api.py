@@ -158,7 +158,7 @@ class Generation(Protocol):
         ...
 
     def route(self) -> tuple[HopReport, ...]:
-        """The stages that work on it now, with what each step has taken them so far: zeros before the first token."""
+        """The stages that work on it now, with what the last steps took them: zeros before the first token."""
         ...
 
     def events(self) -> AsyncGenerator[GenerationEvent, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,14 +30,17 @@ class Timing:
     newest: Token | None = None
     _is_decode: bool = False
     decode: list[Token] = field(default_factory=list)
+    _recent: deque[Token] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     num_tokens: int = 0
 
     def note(self, token: Token, now: float) -> None:
         """A token arrived."""
         if self.first_token_at is None:
             self.first_token_at = now
-        elif self._is_decode and len(self.decode) < _STEPS_KEPT:
-            self.decode.append(token)
+        elif self._is_decode:
+            self._recent.append(token)
+            if len(self.decode) < _STEPS_KEPT:
+                self.decode.append(token)
         self._is_decode = True
         self.newest = token
         self.num_tokens += 1
@@ -45,13 +49,14 @@ class Timing:
     def reroute(self) -> None:
         """What follows comes over other stages, and begins with everything known computed anew: no decode step."""
         self.decode.clear()
+        self._recent.clear()
         self._is_decode = False
         self.newest = None
 
     def recent(self) -> list[Token]:
         """The steps that tell how long each hop takes now; before the first decode step, the one that computed the prompt."""
-        if self.decode:
-            return self.decode[-_RECENT_STEPS:]
+        if self._recent:
+            return list(self._recent)
         return [self.newest] if self.newest is not None else []
 
     @property
