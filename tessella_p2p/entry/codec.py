@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Protocol
 
 from tessella_p2p.base.clock import WallClock
@@ -77,7 +78,6 @@ class ArtifactCodec:
         self._clock = clock
         self._max_ids = artifact.config.context_length
         self._grammar_turn = OneAtATime(GRAMMAR_WAIT_S, "other grammars")
-        self._features: ModelFeatures | None = None  # found out when somebody asks
         self.total_layers = artifact.config.layers
         self.vocabulary = artifact.config.vocabulary
         self.end_ids = artifact.tokenizer.end_ids
@@ -86,17 +86,15 @@ class ArtifactCodec:
         """See `PromptCodec.token_bytes`."""
         return self._artifact.tokenizer.token_bytes(token_id)
 
-    @property
+    @cached_property
     def features(self) -> ModelFeatures:
         """See `PromptCodec.features`."""
-        if self._features is None:
-            self._features = ModelFeatures(
-                fill_in_the_middle=self._artifact.tokenizer.gap is not None,
-                tools=self._artifact.shows_tools,
-                context_length=self._max_ids,
-                embedding_length=self._artifact.config.hidden,
-            )
-        return self._features
+        return ModelFeatures(
+            fill_in_the_middle=self._artifact.tokenizer.gap is not None,
+            tools=self._artifact.shows_tools,
+            context_length=self._max_ids,
+            embedding_length=self._artifact.config.hidden,
+        )
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] = ()
