@@ -311,7 +311,7 @@ class EntryService:
         except TessellaError as error:
             trail.fail(error, trio.current_time())
             raise
-        except Exception:
+        except Exception:  # a bug, which goes on to whoever called: it was not the client that ended this
             trail.end(LocalProtocolError.code, trio.current_time())
             raise
         finally:

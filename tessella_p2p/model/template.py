@@ -163,9 +163,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template does not accept these messages: {error}", "messages"
             ) from error
-        except (
-            Exception
-        ) as error:  # a template is a program: it may raise anything, and none of it is this node's fault
+        except Exception as error:  # a template is a program: it may raise anything, and none is this node's fault
             what = str(error)[:200] or type(error).__name__
             raise ArtifactError(f"{self._source}: the chat template failed: {what}") from error
 

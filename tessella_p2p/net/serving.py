@@ -42,7 +42,7 @@ class Handlers:
         """`run` with any ``serve`` in the handler's place."""
         try:
             await serve()
-        except BaseException as error:
+        except BaseException as error:  # a cancellation, too, has to leave no stream behind
             with trio.CancelScope(shield=True):
                 await stream.reset()
             self._record(protocol, stream.peer, error)
