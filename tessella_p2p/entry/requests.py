@@ -224,9 +224,8 @@ class RequestBook:
         self._kept = kept
         self._open: dict[str, Trail] = {}
         self._ended: OrderedDict[str, RequestRecord] = OrderedDict()
-        self._ended_of: dict[
-            str, deque[tuple[int, str]]
-        ] = {}  # of each caller, oldest first: which in the book's order, and its id
+        # Of each caller, oldest first: which in the book's order, and its id.
+        self._ended_of: dict[str, deque[tuple[int, str]]] = {}
         self._num_ended = 0
         self.num_begun = 0
         """Requests so far, those that were refused included."""
