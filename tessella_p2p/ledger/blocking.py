@@ -55,7 +55,7 @@ class OneAtATime:
             with trio.fail_after(self._wait_s):
                 await self._turn.acquire()
         except trio.TooSlowError:
-            raise Overloaded(f"{self._what} kept this node busy for {self._wait_s:g} s") from None
+            raise Overloaded(f"{self._what} kept this node busy for {self._wait_s:g} s; try again") from None
         try:
             return await self._run_blocking(function)
         finally:

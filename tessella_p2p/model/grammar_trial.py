@@ -74,7 +74,7 @@ def _is_bounded(grammar: Grammar) -> bool:
             env={},
         )
     except subprocess.TimeoutExpired:
-        raise Overloaded(f"a grammar could not be tried within {GRAMMAR_TRIAL_S:g} s") from None
+        raise Overloaded(f"a grammar could not be tried within {GRAMMAR_TRIAL_S:g} s; try again") from None
     except OSError as error:
         raise Overloaded(f"no grammar can be tried here: {error}") from None
     if done.stdout != READY:  # it never came to the grammar: llguidance is not to be found there, say
