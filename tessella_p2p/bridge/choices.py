@@ -6,7 +6,7 @@ time, and hands what comes to a `Sink`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -99,6 +99,27 @@ class Sink(Protocol):
         ...
 
 
+async def generated(entry: Entry, request: GenerateRequest, pump: Callable[[Generation], Awaitable[None]]) -> None:
+    """Have ``request`` generated, while ``pump`` takes what comes; after it the session is closed.
+
+    Raises:
+        TessellaError: of either, as it is: a nursery of the entry's would wrap it in a group.
+    """
+    failure: TessellaError | None = None
+    try:
+        async with entry.generate(request) as generation:
+            try:
+                await pump(generation)
+            except TessellaError as error:
+                failure = error
+    except BaseExceptionGroup as group:
+        failure = sole_error(group)
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+
+
 class Choices:
     """Runs the choices of one request.
 
@@ -161,25 +182,18 @@ class Choices:
             raise failure
 
     async def _generate(self, index: int) -> None:
-        with self._metrics.generating() as outcome:
-            failure: TessellaError | None = None
+        async def pump(generation: Generation) -> None:
             try:
-                async with self._entry.generate(self._requests[index]) as generation:
-                    try:
-                        outcome.finished = await self._pump(index, generation)
-                    except (
-                        TessellaError
-                    ) as error:  # raised below: a nursery inside the context would wrap it in a group
-                        failure = error
-                    self._num_left -= 1
-                    if failure is not None or not self._num_left:
-                        self._over()
-            except BaseExceptionGroup as group:
-                failure = sole_error(group)
-                if failure is None:
-                    raise
-            if failure is not None:
-                raise failure
+                outcome.finished = await self._pump(index, generation)
+            except TessellaError:
+                self._over()
+                raise
+            self._num_left -= 1
+            if not self._num_left:
+                self._over()
+
+        with self._metrics.generating() as outcome:
+            await generated(self._entry, self._requests[index], pump)
 
     async def _pump(self, index: int, generation: Generation) -> Finished:
         """Give every event to the sink; returns the last one."""

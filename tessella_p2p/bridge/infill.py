@@ -22,8 +22,7 @@ from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answering import ClientWatch, EventStream, understood
 from tessella_p2p.bridge.answers import encoded, event
-from tessella_p2p.bridge.choices import name_param
-from tessella_p2p.bridge.errors import sole_error
+from tessella_p2p.bridge.choices import generated, name_param
 from tessella_p2p.bridge.generate import lone_model
 from tessella_p2p.bridge.infill_answer import Cut, Filled, InfillChunk, selected, stopping_word
 from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
@@ -54,9 +53,10 @@ class InfillEndpoint:
         asked = await understood(request, infill_body)
         model = asked.model if asked.model is not None else lone_model(self._entry.known_models())
         caller: Caller = getattr(request.state, "caller", Caller())
+        sampling = replace(asked.asked_of(model), caller=caller)
         stream = EventStream(send, self._ping_s) if asked.stream else None
         watch = ClientWatch(receive)
-        filling = _Filling(self._entry, self._metrics, asked, model, caller, stream, watch)
+        filling = _Filling(self._entry, self._metrics, asked, sampling, stream, watch)
         try:
             if stream is not None:
                 await stream.guarded(filling.fill, watch, _PARAMS)
@@ -77,16 +77,14 @@ class _Filling:
         entry: Entry,
         metrics: BridgeMetrics,
         asked: InfillBody,
-        model: str,
-        caller: Caller,
+        sampling: GenerateRequest,
         stream: EventStream | None,
         watch: ClientWatch,
     ) -> None:
         self._entry = entry
         self._metrics = metrics
         self._asked = asked
-        self._model = model
-        self._caller = caller
+        self._sampling = sampling
         self._stream = stream
         self._watch = watch
         self._warm_up = asked.token_limit() == 0
@@ -102,32 +100,27 @@ class _Filling:
 
     async def _fits(self, extra: tuple[ExtraChunk, ...], outcome: Outcome) -> bool:
         """Fill the gap behind the ``extra`` texts; False where the prompt is too long, and would be shorter without some of them."""
-        failure: TessellaError | None = None
         admitted = False
-        try:
-            async with self._entry.generate(self._request(extra)) as generation:
-                admitted = True
-                try:
-                    await self._pump(generation, len(extra) < len(self._asked.input_extra), outcome)
-                except TessellaError as error:  # raised below: a nursery of the entry's would wrap it in a group
-                    failure = error
+
+        async def pump(generation: Generation) -> None:
+            nonlocal admitted
+            admitted = True
+            try:
+                await self._pump(generation, len(extra) < len(self._asked.input_extra), outcome)
+            finally:
                 self._watch.stand_down()
-        except TessellaError as error:
-            failure = error
-        except BaseExceptionGroup as group:
-            failure = sole_error(group)
-            if failure is None:
+
+        try:
+            await generated(self._entry, self._request(extra), pump)
+        except PromptTooLong:
+            if admitted or not extra:
                 raise
-        if failure is None:
-            return True
-        if isinstance(failure, PromptTooLong) and extra and not admitted:
             return False
-        raise failure
+        return True
 
     def _request(self, extra: tuple[ExtraChunk, ...]) -> GenerateRequest:
         limit = 1 if self._warm_up else self._asked.token_limit()
-        request = self._asked.asked_of(self._model)
-        return replace(request, gap=self._asked.gap(extra), max_tokens=limit, caller=self._caller)
+        return replace(self._sampling, gap=self._asked.gap(extra), max_tokens=limit)
 
     async def _pump(self, generation: Generation, truncated: bool, outcome: Outcome) -> None:
         began = first = trio.current_time()
