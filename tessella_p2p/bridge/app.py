@@ -31,21 +31,16 @@ from tessella_p2p.bridge.known_host import KnownHost
 from tessella_p2p.bridge.known_origin import KnownOrigin, OriginRules
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.middleware import BufferedBody, Observed
-from tessella_p2p.bridge.moved import moved_routes
-from tessella_p2p.bridge.node_openapi import DOCS_PATH, OPENAPI_PATH, openapi
+from tessella_p2p.bridge.moved import MOVED, moved_routes
+from tessella_p2p.bridge.node_openapi import DOCS_PATH, OPENAPI_PATH, OPERATIONS, openapi
 from tessella_p2p.bridge.node_view import NodeView, peer_json, status_json
-from tessella_p2p.bridge.request_view import REQUEST_PATHS, request_routes
+from tessella_p2p.bridge.request_view import request_routes
 from tessella_p2p.bridge.responses import exception_handlers, json_response, logged_answer
 from tessella_p2p.bridge.traced import Traced
 from tessella_p2p.entry.api import Entry
 
-_ROUTES = frozenset(
-    {
-        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"),
-        *("/v1/generate", "/v1/fim/completions", "/infill"),
-        *("/status", "/peers", "/metrics", HEALTH_PATH, REQUEST_PATHS[0]),
-    }
-)
+_ROUTES = frozenset((*(each.path for each in OPERATIONS), *MOVED, *DASHBOARD_PATHS))
+_OPEN_ENDED = {path.partition("{")[0]: path for path in _ROUTES if "{" in path}
 
 
 def create_app(
@@ -184,8 +179,6 @@ def _described(version: str) -> tuple[bytes, str]:
 
 def _route_of(path: str) -> str:
     """The name under which a path is counted."""
-    if path in _ROUTES or path in DASHBOARD_PATHS:
+    if path in _ROUTES:
         return path
-    if path.startswith("/requests/"):
-        return REQUEST_PATHS[1]
-    return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
+    return next((route for start, route in _OPEN_ENDED.items() if path.startswith(start)), "other")

@@ -15,13 +15,11 @@ from tessella_p2p.bridge.responses import json_response
 from tessella_p2p.entry.api import Caller, Entry
 from tessella_p2p.entry.requests import EpochRecord, Fault, RequestRecord
 
-REQUEST_PATHS = ("/requests", "/requests/{request_id}")
-
 
 def request_routes(entry: Entry) -> list[Route]:
     """Both routes, over the book of ``entry``."""
     view = _RequestView(entry)
-    return [Route(REQUEST_PATHS[0], view.listed), Route(REQUEST_PATHS[1], view.one)]
+    return [Route("/requests", view.listed), Route("/requests/{request_id}", view.one)]
 
 
 class _RequestView:

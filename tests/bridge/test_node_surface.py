@@ -151,6 +151,29 @@ async def test_each_app_counts_for_itself() -> None:
     assert b'route="/status"' not in (await call(other, "GET", "/metrics")).body
 
 
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/docs", "/docs"),
+        ("/", "/"),
+        ("/v1/models/some/name", "/v1/models/{model}"),
+        ("/requests/req-1", "/requests/{request_id}"),
+        ("/v1/token_stream/req-1", "/v1/token_stream/{request_id}"),
+        ("/v1/nothing", "other"),
+        ("/requests", "/requests"),
+    ],
+)
+async def test_a_request_is_counted_under_its_route(path: str, route: str) -> None:
+    app = app_for(SpeakingEntry())
+    await call(app, "GET", path)
+
+    counted = [
+        line for line in (await call(app, "GET", "/metrics")).body.decode().splitlines() if "requests_total{" in line
+    ]
+    assert len(counted) == 1
+    assert f'route="{route}"' in counted[0]
+
+
 async def test_every_answer_carries_the_security_headers() -> None:
     app = app_for(SpeakingEntry())
     for method, path, body in [
