@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -118,8 +118,8 @@ class _NodeCollector(Collector):
         if status.credits is not None:
             yield GaugeMetricFamily("tessella_micro_credits", "Balance last told", status.credits.micro_credits)
         proofs = GaugeMetricFamily("tessella_proofs", "Proofs of this node, by state", labels=("state",))
-        for state in ("open", "pending", "settled", "held", "refused"):
-            proofs.add_metric((state,), getattr(status.proofs, state))
+        for state, count in asdict(status.proofs).items():
+            proofs.add_metric((state,), count)
         yield proofs
         if status.stage is not None:
             yield from stage_metrics(status.stage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from tessella_p2p.base.ids import LayerRange, PeerId
@@ -129,13 +129,7 @@ class NodeView(Protocol):
 
 def status_json(status: NodeStatus, version: str, models: Sequence[str]) -> dict[str, Any]:
     """``GET /status``. ``gpu`` is the manual's name of ``device``, whatever the device is."""
-    device = {
-        "kind": status.device.kind,
-        "healthy": status.device.healthy,
-        "oom_streak": status.device.oom_streak,
-        "memory_used_mb": status.device.memory_used_mb,
-        "memory_total_mb": status.device.memory_total_mb,
-    }
+    device = asdict(status.device)
     return {
         "version": version,
         "peer_id": status.peer_id,
@@ -165,13 +159,7 @@ def status_json(status: NodeStatus, version: str, models: Sequence[str]) -> dict
             "tickets_held": status.orchestrator.tickets_held,
         },
         "credits": _credits_json(status.credits),
-        "proofs": {
-            "open": status.proofs.open,
-            "pending": status.proofs.pending,
-            "settled": status.proofs.settled,
-            "held": status.proofs.held,
-            "refused": status.proofs.refused,
-        },
+        "proofs": asdict(status.proofs),
         "addresses": list(status.addresses),
         "stage": stage_json(status.stage) if status.stage is not None else None,
         "event_loop": loop_json(status.event_loop),
