@@ -22,7 +22,7 @@ def trace_id_of(traceparent: str | None) -> str | None:
     found = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
     if found is None or found[1] == _NO_TRACE or found[2] == _NO_SPAN:
         return None
-    is_of_version_0 = traceparent is not None and traceparent.startswith("00")
+    is_of_version_0 = found[0].startswith("00")
     return None if is_of_version_0 and found[3] is not None else found[1]
 
 
