@@ -33,7 +33,7 @@ export function drawLayers(frame, legend, picture) {
 }
 
 /** What the picture shows, in words. */
-export function describeCoverage(picture) {
+function describeCoverage(picture) {
   const best = picture.coverage[0];
   if (!best) return "";
   const serving = best.num_stages;
@@ -111,13 +111,14 @@ class Band {
 
   hole([start, end], top, height) {
     const [left, right] = [this.x(start), this.x(end)];
+    const ground = { x: left + 1, y: top + 1, width: Math.max(right - left - 2, 2), height: height - 2, rx: 3 };
     const text = fitting([`layers ${start}–${end}: nobody`, `${start}–${end}: nobody`, "nobody"], right - left - 12);
     return shape(
       "g",
       { class: "hole", "data-hole": `${start}-${end}` },
       shape("title", {}, `Nobody holds the layers ${start}–${end}`),
-      shape("rect", { x: left + 1, y: top + 1, width: Math.max(right - left - 2, 2), height: height - 2, rx: 3, class: "hole-ground" }),
-      shape("rect", { x: left + 1, y: top + 1, width: Math.max(right - left - 2, 2), height: height - 2, rx: 3, fill: "url(#hatch)" }),
+      shape("rect", { ...ground, class: "hole-ground" }),
+      shape("rect", { ...ground, fill: "url(#hatch)" }),
       text ? label(text, (left + right) / 2, top + LANE / 2, "hole-label", "middle") : null,
     );
   }
@@ -134,7 +135,7 @@ class Band {
     const text = fitting([[name, ...more].join(" · "), [name, ...more.slice(0, 1)].join(" · "), name], right - left - 16);
     return shape(
       "g",
-      { class: `stage ${status.mark}${stage.own ? " own" : ""}${passing ? " passed" : ""}` },
+      { class: `stage ${status.mark}${stage.own ? " own" : ""}` },
       shape("title", {}, `${stage.peer_id}\nlayers ${layerRange(stage.layers)}, ${status.word}, ${count(stage.queue_depth, "session")}`),
       shape("rect", { x: left + 1.5, y: top, width: Math.max(right - left - 3, 3), height: BAR, rx: 4 }),
       text ? label(text, left + 9, top + BAR / 2) : null,

@@ -5,17 +5,9 @@ import { byId, element } from "./elements.js";
 const KEPT_AS = "tessella-api-key"; // in this tab alone, and gone with it
 
 /** The node wants a key, or another one. */
-export class KeyNeeded extends Error {}
+class KeyNeeded extends Error {}
 
-/** The node answered with an error; its message is the node's own. */
-export class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-/** fetch, with the key. Throws KeyNeeded, Refused, or fetch's own errors. */
+/** fetch, with the key. Throws KeyNeeded, an Error with the node's own message, or fetch's own errors. */
 export async function ask(path, options = {}) {
   const headers = new Headers(options.headers);
   const key = sessionStorage.getItem(KEPT_AS);
@@ -23,7 +15,7 @@ export async function ask(path, options = {}) {
   const answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit", redirect: "error" });
   if (answer.ok) return answer;
   const message = await messageOf(answer);
-  throw answer.status === 401 ? new KeyNeeded(message) : new Refused(answer.status, message);
+  throw answer.status === 401 ? new KeyNeeded(message) : new Error(message);
 }
 
 async function messageOf(answer) {
@@ -56,7 +48,7 @@ export async function* events(answer) {
 }
 
 /** Asks the reader for an API key, in the page's form #key; settles once there is one to try. */
-export function askForKey(why) {
+function askForKey(why) {
   const form = byId("key");
   const input = element("input", { id: "key-input", type: "password", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "key-why" });
   form.replaceChildren(

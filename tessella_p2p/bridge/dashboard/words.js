@@ -4,7 +4,7 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const hundredth = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
-/** 0, 0.42, 4.2, 42, 1,234: three digits at least, as many as a glance takes. */
+/** 0, 0.42, 4.2, 42.0, 1,234: as many digits as a glance takes. */
 export function number(value) {
   if (value === 0 || Math.abs(value) >= 100) return whole.format(value);
   return Math.abs(value) < 1 ? hundredth.format(value) : tenth.format(value);
