@@ -260,10 +260,10 @@ def app_for(entry: SpeakingEntry, **settings: Any) -> ASGIApp:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, limits: ServerLimits | None = None) -> AsyncIterator[str]:
-    """The app behind the real server on a free port of loopback; gives its URL."""
+async def serving(app: ASGIApp, limits: ServerLimits | None = None, port: int = 0) -> AsyncIterator[str]:
+    """The app behind the real server on loopback, on a free port where none is named; gives its URL."""
     async with trio.open_nursery() as nursery:
-        url: str = await nursery.start(partial(serve, app, "127.0.0.1", 0, limits=limits))
+        url: str = await nursery.start(partial(serve, app, "127.0.0.1", port, limits=limits))
         yield url
         nursery.cancel_scope.cancel()
 

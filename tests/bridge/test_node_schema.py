@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tessella_p2p.bridge.node_openapi import openapi
 from tessella_p2p.bridge.openai_models.embeddings import EmbeddingsBody
 from tests.bridge.bridge_doubles import MODEL, SpeakingEntry, app_for, call, chat_body, events_of, serving
-from tests.bridge.served_in_thread import served_in_thread
+from tests.bridge.served_in_thread import ServerThread
 
 # Schemathesis leaves sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -38,8 +38,8 @@ _SCHEMA.config.phases.coverage.enabled = False
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A served node."""
-    with served_in_thread(lambda: serving(app_for(SpeakingEntry()))) as served:
-        yield served
+    with ServerThread(lambda: serving(app_for(SpeakingEntry()))) as server:
+        yield server.url
 
 
 @_SCHEMA.parametrize()

@@ -19,7 +19,7 @@ from tessella_p2p.wire import messages as m
 from tessella_p2p.wire.envelope import seal
 from tests.bridge.bridge_doubles import serving
 from tests.bridge.orchestrator_world import MODEL_ID, NOW, ORCHESTRATOR, RECIPE, ROOT, TOKEN, key_of, registering, world
-from tests.bridge.served_in_thread import served_in_thread
+from tests.bridge.served_in_thread import ServerThread
 
 # Schemathesis compiles each schema once more for itself, and leaves sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -78,8 +78,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             await mesh.join("a")
             yield url
 
-    with served_in_thread(opened) as served:
-        yield served
+    with ServerThread(opened) as server:
+        yield server.url
     print(f"{_CALLS[0]} calls")  # noqa: T201 - how many inputs were tried
 
 

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import trio
-from starlette.types import ASGIApp
 from textual import events
 from textual.pilot import Pilot
 
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.bridge.app import create_app
 from tessella_p2p.bridge.node_view import NodeStatus, OrchestratorView, PeerStatus, PeerView
-from tessella_p2p.bridge.server import serve
 from tessella_p2p.cli.tui.app import TessellaUi
 from tessella_p2p.cli.tui.remembered import default_path, read_remembered
 from tessella_p2p.cli.tui.wishes import Wishes
 from tessella_p2p.entry.readiness import ModelReadiness
 from tessella_p2p.wire.keys import NodeKey
-from tests.bridge.bridge_doubles import MODEL, SpeakingEntry, StaticNode
+from tests.bridge.bridge_doubles import MODEL, SpeakingEntry, StaticNode, serving
+from tests.bridge.served_in_thread import ServerThread
 
 PATIENCE_S = 20.0
 OPERATOR = NodeKey(bytes(range(32))).peer_id
@@ -59,43 +55,12 @@ class SeeingNode(StaticNode):
         return self.stages
 
 
-class NodeThread:
-    """An app behind the real server, in a trio loop of a thread: the UI has the test's own thread for its loop."""
+class NodeThread(ServerThread):
+    """A node of doubles behind the real server: the UI has the test's own thread for its loop."""
 
     def __init__(self, entry: SpeakingEntry, node: StaticNode | None = None, port: int = 0, **settings: Any) -> None:
+        super().__init__(lambda: serving(create_app(entry, node or SeeingNode(), **settings), port=port))
         self.entry = entry
-        self._app: Callable[[], ASGIApp] = lambda: create_app(entry, node or SeeingNode(), **settings)
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=trio.run, args=(self._run,), name="node", daemon=True)
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._scope = trio.CancelScope()
-        self._port = port
-        self.url = ""
-
-    async def _run(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                self.url = await nursery.start(partial(serve, self._app(), "127.0.0.1", self._port))
-                self._started.set()
-
-    def __enter__(self) -> NodeThread:
-        self._thread.start()
-        assert self._started.wait(PATIENCE_S)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End the server."""
-        if self._thread.is_alive():
-            trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
-            self._thread.join()
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Run ``function()`` in the server's loop."""
-        trio.from_thread.run_sync(function, trio_token=self._token)
 
 
 @dataclass

@@ -11,25 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import trio
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from starlette.types import ASGIApp
 
 from tessella_p2p.base.errors import Overloaded
 from tessella_p2p.base.ids import LayerRange, PeerId
 from tessella_p2p.bridge.app import create_app
 from tessella_p2p.bridge.node_view import Credits, DeviceHealth, NodeStatus, PeerStatus, PeerView, ProofCounts
-from tessella_p2p.bridge.server import serve
 from tessella_p2p.entry.api import Caller, HopReport
 from tessella_p2p.entry.readiness import ModelReadiness
 from tessella_p2p.entry.requests import RequestBook, Trail
-from tests.bridge.bridge_doubles import SpeakingEntry, StaticNode
+from tests.bridge.bridge_doubles import SpeakingEntry, StaticNode, serving
+from tests.bridge.served_in_thread import ServerThread
 
 MODEL = "smollm2-135m-instruct"
 TOTAL_LAYERS = 30
@@ -142,38 +139,6 @@ def a_browser() -> Iterator[BrowserThread]:
         yield browser
 
 
-class BridgeThread:
-    """An app behind the real server, in a trio loop of a thread: Playwright's sync API has the test's own."""
-
-    def __init__(self, app: Callable[[], ASGIApp]) -> None:
-        self._app = app
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=trio.run, args=(self._run,), name="bridge", daemon=True)
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._scope = trio.CancelScope()
-        self.url = ""
-
-    async def _run(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                self.url = await nursery.start(partial(serve, self._app(), "127.0.0.1", 0))
-                self._started.set()
-
-    def __enter__(self) -> BridgeThread:
-        self._thread.start()
-        assert self._started.wait(20.0)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.call(self._scope.cancel)
-        self._thread.join()
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Run ``function()`` in the server's loop."""
-        trio.from_thread.run_sync(function, trio_token=self._token)
-
-
 @dataclass
 class PaperEntry(SpeakingEntry):
     """A speaking entry, whose book of requests the test writes."""
@@ -268,6 +233,6 @@ def fly(
     return trail
 
 
-def paper_app(entry: PaperEntry, node: PaperNode, **settings: Any) -> Callable[[], ASGIApp]:
-    """Makes the app in the server's own loop."""
-    return lambda: create_app(entry, node, **settings)
+def bridge(entry: PaperEntry, node: PaperNode, **settings: Any) -> ServerThread:
+    """Their app behind the real server: Playwright's sync API has the test's own thread."""
+    return ServerThread(lambda: serving(create_app(entry, node, **settings)))

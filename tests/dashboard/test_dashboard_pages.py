@@ -28,13 +28,12 @@ from tests.dashboard.dashboard_world import (
     ROUTE,
     TAIL,
     WHOLE_MESH,
-    BridgeThread,
     BrowserThread,
     PaperEntry,
     PaperNode,
     Visit,
+    bridge,
     fly,
-    paper_app,
     peer,
 )
 
@@ -107,7 +106,7 @@ def test_a_whole_mesh_is_shown(browser: BrowserThread, name: str, dark: bool, wi
         accessible(page)
         visit.shoot(f"mesh-{name}")
 
-    with BridgeThread(paper_app(busy(), PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(busy(), PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(server.url, look, dark=dark, width=width, height=height)
 
 
@@ -124,7 +123,7 @@ def test_a_hole_is_drawn_named_and_said(browser: BrowserThread, dark: bool) -> N
         visit.shoot("mesh-hole-dark" if dark else "mesh-hole")
 
     entry = PaperEntry(not_ready=NoRoute("nobody", missing=((12, 22),)))
-    with BridgeThread(paper_app(entry, PaperNode(stages=HOLED_MESH, readiness=HOLE))) as server:
+    with bridge(entry, PaperNode(stages=HOLED_MESH, readiness=HOLE)) as server:
         browser.visit(server.url, look, dark=dark)
 
 
@@ -137,7 +136,7 @@ def test_a_hole_is_drawn_named_and_said(browser: BrowserThread, dark: bool) -> N
     ],
 )
 def test_what_is_not_known_is_not_claimed(browser: BrowserThread, readiness: ModelReadiness, title: str) -> None:
-    with BridgeThread(paper_app(PaperEntry(), PaperNode(stages=WHOLE_MESH, readiness=readiness))) as server:
+    with bridge(PaperEntry(), PaperNode(stages=WHOLE_MESH, readiness=readiness)) as server:
         browser.visit(server.url, lambda visit: expect(visit.page.locator("h1")).to_have_text(f"{MODEL} {title}"))
 
 
@@ -153,7 +152,7 @@ def test_a_hole_that_opens_shows_within_the_next_pictures(browser: BrowserThread
         expect(visit.page.locator("#layers .hole")).to_have_count(0)
         expect(visit.page.locator("h1")).to_have_text(f"{MODEL} answers")
 
-    with BridgeThread(paper_app(PaperEntry(), node)) as server:
+    with bridge(PaperEntry(), node) as server:
         browser.visit(server.url, look)
 
 
@@ -177,7 +176,7 @@ def test_names_from_peers_are_text_wherever_they_stand(browser: BrowserThread) -
         visit.shoot("mesh-attack")
 
     stages = (OWN, evil, TAIL, peer("zzz", 0, 15, recipe=ATTACK))
-    with BridgeThread(paper_app(entry, PaperNode(stages=stages))) as server:
+    with bridge(entry, PaperNode(stages=stages)) as server:
         browser.visit(server.url, look)
 
 
@@ -201,7 +200,7 @@ def test_the_policy_holds_against_markup_inline_code_and_other_hosts(browser: Br
         assert page.evaluate("fetch('http://127.0.0.2:9/').then(() => 'sent', () => 'kept')") == "kept"
         visit.hosts.discard("127.0.0.2:9")  # Playwright reports a request that the policy then blocked
 
-    with BridgeThread(paper_app(PaperEntry(), PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(PaperEntry(), PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(server.url, look, complaints=["Content Security Policy", "This document requires 'Trusted"])
 
 
@@ -220,7 +219,7 @@ def test_every_picture_has_its_table(browser: BrowserThread) -> None:
         accessible(page)
         visit.shoot("mesh-tables")
 
-    with BridgeThread(paper_app(busy(), PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(busy(), PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(server.url, look)
 
 
@@ -232,7 +231,7 @@ def test_a_folded_table_on_a_phone_is_still_a_table_to_a_screen_reader(browser: 
         expect(table.get_by_role("rowheader")).to_have_count(7)
         expect(table.get_by_role("cell")).to_have_count(7 * 5)
 
-    with BridgeThread(paper_app(busy(), PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(busy(), PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(server.url, look, width=390, height=844)
 
 
@@ -246,16 +245,16 @@ def test_a_crowd_of_stages_is_drawn_as_far_as_there_is_room(browser: BrowserThre
         expect(visit.page.locator("#layers .note")).to_have_text("and 76 stages more, in the table")
         visit.shoot("mesh-crowd")
 
-    with BridgeThread(paper_app(PaperEntry(), PaperNode(stages=crowd))) as server:
+    with bridge(PaperEntry(), PaperNode(stages=crowd)) as server:
         browser.visit(server.url, look)
 
 
 def test_a_node_that_is_gone_is_said_to_be_gone(browser: BrowserThread) -> None:
-    server = BridgeThread(paper_app(busy(), PaperNode(stages=WHOLE_MESH)))
+    server = bridge(busy(), PaperNode(stages=WHOLE_MESH))
 
     def look(visit: Visit) -> None:
         drawn(visit.page)
-        server.__exit__()
+        server.stop()
         expect(visit.page.locator("h1")).to_have_text("This node does not answer")
         expect(visit.page.locator("#verdict-why")).to_have_text(
             re.compile(r"^What follows is how it was at \d\d:\d\d:\d\d\.$")
@@ -263,7 +262,8 @@ def test_a_node_that_is_gone_is_said_to_be_gone(browser: BrowserThread) -> None:
         expect(visit.page.locator("#link")).to_have_text(re.compile("^Asking again in"))
         visit.shoot("mesh-gone", whole=False)
 
-    browser.visit(server.__enter__().url, look, complaints=["Failed to load resource"])
+    with server:
+        browser.visit(server.url, look, complaints=["Failed to load resource"])
 
 
 def test_an_answer_streams_and_shows_the_way_that_it_took(browser: BrowserThread) -> None:
@@ -288,7 +288,7 @@ def test_an_answer_streams_and_shows_the_way_that_it_took(browser: BrowserThread
         page.get_by_role("button", name="New conversation").click()
         expect(page.locator(".said")).to_have_count(0)
 
-    with BridgeThread(paper_app(entry, PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(entry, PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(f"{server.url}/ui/chat.html", look, height=640)
     first, second = (request.messages for request in entry.asked)
     assert [message["content"] for message in first or ()] == [QUESTION]
@@ -313,7 +313,7 @@ def test_stop_ends_the_generation_on_the_node_and_keeps_what_was_said(browser: B
         expect(page.locator(".way li")).to_have_count(2)  # known from the answer's head
         expect(page.locator("#send")).to_be_visible()
 
-    with BridgeThread(paper_app(entry, PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(entry, PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(f"{server.url}/ui/chat.html", look, height=640)
     assert entry.ends == ["cancelled"]
 
@@ -331,7 +331,7 @@ def test_a_failure_is_said_where_the_answer_would_be(browser: BrowserThread, fai
         expect(visit.page.locator("#send")).to_be_visible()
         visit.shoot("chat-failed", whole=False)
 
-    with BridgeThread(paper_app(entry, PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(entry, PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(f"{server.url}/ui/chat.html", look, height=640, complaints=["503"])
 
 
@@ -346,7 +346,7 @@ def test_an_answer_with_markup_is_shown_as_it_was_written(browser: BrowserThread
         expect(visit.page.locator("body img")).to_have_count(0)
         assert visit.page.evaluate("window.fired") is None
 
-    with BridgeThread(paper_app(entry, PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(entry, PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(f"{server.url}/ui/chat.html", look)
 
 
@@ -363,7 +363,7 @@ def test_the_chat_looks_well_in_the_dark_and_on_a_phone(browser: BrowserThread, 
         accessible(page)
         visit.shoot("chat-dark" if dark else "chat-phone", whole=False)
 
-    with BridgeThread(paper_app(PaperEntry(), PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(PaperEntry(), PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(f"{server.url}/ui/chat.html", look, dark=dark, width=width, height=760)
 
 
@@ -377,7 +377,7 @@ def test_without_a_model_nothing_can_be_sent_until_there_is_one(browser: Browser
         entry.not_ready = None
         expect(visit.page.locator("#send")).to_be_enabled()
 
-    with BridgeThread(paper_app(entry, PaperNode(stages=HOLED_MESH))) as server:
+    with bridge(entry, PaperNode(stages=HOLED_MESH)) as server:
         browser.visit(f"{server.url}/ui/chat.html", look, height=640)
 
 
@@ -402,7 +402,7 @@ def test_a_node_that_wants_a_key_is_given_one_and_the_tab_keeps_it(browser: Brow
         assert secret not in str(page.evaluate("Object.values(localStorage).join()"))
 
     ring = KeyRing(ApiKeys([key]), SystemClock())
-    with BridgeThread(paper_app(PaperEntry(), PaperNode(stages=WHOLE_MESH), keys=ring)) as server:
+    with bridge(PaperEntry(), PaperNode(stages=WHOLE_MESH), keys=ring) as server:
         browser.visit(f"{server.url}{page_path}", look, height=640, complaints=["401"])
 
 
@@ -416,5 +416,5 @@ def test_the_page_is_reached_with_the_keyboard_alone(browser: BrowserThread) -> 
         page.keyboard.press("Tab")
         expect(page.locator("summary").first).to_be_focused()
 
-    with BridgeThread(paper_app(PaperEntry(), PaperNode(stages=WHOLE_MESH))) as server:
+    with bridge(PaperEntry(), PaperNode(stages=WHOLE_MESH)) as server:
         browser.visit(server.url, look)
