@@ -24,10 +24,11 @@ from tessella_p2p.bridge.answering import ClientWatch, EventStream, understood
 from tessella_p2p.bridge.answers import encoded, event
 from tessella_p2p.bridge.choices import generated, name_param
 from tessella_p2p.bridge.generate import lone_model
-from tessella_p2p.bridge.infill_answer import Cut, Filled, InfillChunk, selected, stopping_word
+from tessella_p2p.bridge.infill_answer import Cut, Filled, InfillChunk, selected
 from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
 from tessella_p2p.bridge.openai_models.infill import ExtraChunk, InfillBody, infill_body
 from tessella_p2p.entry.api import Caller, Delta, Entry, GenerateRequest, Generation
+from tessella_p2p.entry.text import first_stop
 
 _CUT = "cut"
 """How a generation that a `Cut` ended is counted."""
@@ -164,7 +165,7 @@ class _Filling:
         await self._finish(filled)
 
     def _stopping_word(self, token_ids: list[int]) -> str:
-        return stopping_word(self._entry.text_of(token_ids), self._asked.stop) if self._asked.stop else ""
+        return (first_stop(self._entry.text_of(token_ids), self._asked.stop) or "") if self._asked.stop else ""
 
     async def _send(self, text: str, token_ids: tuple[int, ...], so_far: int, num_prompt: int) -> None:
         if self._stream is None or self._warm_up or not text:

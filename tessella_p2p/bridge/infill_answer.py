@@ -136,13 +136,6 @@ def selected(answer: InfillAnswer, fields: Sequence[str]) -> dict[str, Any]:
 _ABSENT: Any = object()
 
 
-def stopping_word(text: str, stops: Sequence[str]) -> str:
-    """The one of ``stops`` that ended the answer, as `entry.text.StopFilter` has it: the first that is complete in ``text``, the whole
-    of what was generated; of two that end at the same place the longer one. Empty where none is in it."""
-    found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    return min(found)[2] if found else ""
-
-
 class Cut:
     """Ends a text where an editor has no more use for it.
 

@@ -68,11 +68,16 @@ class AnswerText:
         return rest + self._filter.flush(), "stop" if self._filter.stopped else self.reason
 
 
+def first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """The one of ``stops`` that is complete first in ``text``; of two that end at the same place, the longer one."""
+    found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found)[2] if found else None
+
+
 class StopFilter:
     """Holds text back while it may still become a stop string.
 
-    The stop string that is complete first ends the text, whatever the pieces are that it comes in; of two that end at the same place,
-    the longer one.
+    The `first_stop` ends the text, whatever the pieces are that it comes in.
 
     Args:
         stops: any of them ends the text; empty ones are ignored.
@@ -88,10 +93,9 @@ class StopFilter:
         if self.stopped:
             return ""
         self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            _, begin = min(found)
-            shown, self._held, self.stopped = self._held[:begin], "", True
+        stop = first_stop(self._held, self._stops)
+        if stop is not None:
+            shown, self._held, self.stopped = self._held[: self._held.find(stop)], "", True
             return shown
         keep = max((self._overlap(stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tessella_p2p.base.errors import StreamReset
-from tessella_p2p.bridge.infill_answer import Cut, stopping_word
+from tessella_p2p.bridge.infill_answer import Cut
+from tessella_p2p.entry.text import first_stop
 from tests.bridge.bridge_doubles import (
     FEATURES,
     MAX_PROMPT_IDS,
@@ -298,7 +299,7 @@ def test_time_alone_does_not_cut_a_first_line() -> None:
 
 
 def test_the_first_stop_of_the_text_is_the_one_that_ended_it() -> None:
-    assert stopping_word("a b c", ("c", "b")) == "b"
-    assert stopping_word("a", ("b",)) == ""
-    assert stopping_word("abcd", ("abcd", "bc")) == "bc", "it was complete first, and the answer ended there"
-    assert stopping_word("abc", ("bc", "abc")) == "abc"
+    assert first_stop("a b c", ("c", "b")) == "b"
+    assert first_stop("a", ("b",)) is None
+    assert first_stop("abcd", ("abcd", "bc")) == "bc", "it was complete first, and the answer ended there"
+    assert first_stop("abc", ("bc", "abc")) == "abc"
