@@ -6,6 +6,7 @@ process. What HTTP costs is the server's CPU for streamed chats less its CPU for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,7 +32,7 @@ _ASKED_EACH = 20
 def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least ``share`` of all do not exceed."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
 def added_s(streams: Sequence[Streamed], prompts: Sequence[str], draws: dict[str, list[float]]) -> list[float]:
@@ -68,16 +69,19 @@ async def _fast(server: JsonLines, number: int) -> Fast:
     prompts = [f"fast {number} {index:03}" for index in range(_FAST_STREAMS)]
     chunks = _FAST_STREAMS * _FAST_TOKENS
     before = await server.ask(op="used")
-    await stream_all(told["url"], prompts, _FAST_TOKENS)
+    streams = await stream_all(told["url"], prompts, _FAST_TOKENS)
     over_http = (await server.ask(op="used"))["cpu_s"] - before["cpu_s"]
-    alone = (await server.ask(op="consume", prompts=prompts, max_tokens=_FAST_TOKENS))["cpu_s"]
+    alone = await server.ask(op="consume", prompts=prompts, max_tokens=_FAST_TOKENS)
+    came = sum(len(each.tokens) for each in streams)
+    if not came == alone["tokens"] == chunks:
+        raise BenchmarkError(f"{chunks} tokens were asked for: {came} came over HTTP, and {alone['tokens']} without it")
     before = await server.ask(op="used")
     await bare_all(told["bare_port"], _FAST_STREAMS, _FAST_TOKENS, 0.001)
     bare = (await server.ask(op="used"))["cpu_s"] - before["cpu_s"]
     rate = await whole_all(told["url"], [f"whole {number} {index:03}" for index in range(_CLIENTS)], _ASKED_EACH, 1)
     return Fast(
         first_ms=quantile(firsts, 0.5),
-        chunk_us=1e6 * (over_http - alone) / chunks,
+        chunk_us=1e6 * (over_http - alone["cpu_s"]) / chunks,
         whole_chunk_us=1e6 * over_http / chunks,
         bare_us=1e6 * bare / chunks,
         requests_per_s=rate,
