@@ -17,7 +17,10 @@ from click.testing import CliRunner, Result
 from tessella_p2p.base.errors import ConfigurationError, KeyFileError, NoRoute, TransportError
 from tessella_p2p.cli import main as root
 
-HEAVY = ("torch", "libp2p", "pydantic", "trio", "httpx", "rich", "structlog", "numpy", "platformdirs", "nacl")
+HEAVY = (
+    *("torch", "libp2p", "pydantic", "trio", "httpx", "rich", "structlog", "numpy", "platformdirs", "nacl"),
+    *("textual", "prompt_toolkit", "tomlkit", "llguidance", "starlette", "jinja2", "psutil"),
+)
 
 COMMANDS = [
     *(
@@ -38,7 +41,8 @@ COMMANDS = [
         "settings",
         "sim",
     ),
-    *("keys show", "keys generate", "models list", "models pull"),
+    *("keys show", "keys generate", "keys delegate", "keys api", "keys api add", "keys api list", "keys api revoke"),
+    *("models list", "models pull"),
 ]
 
 
