@@ -56,11 +56,11 @@ class GeneratedChunk(TypedDict):
 
 
 def read_generate(body: bytes, models: Sequence[str]) -> Reading:
-    """Read a request for ``/v1/generate``; ``models`` are those that are served now: a lone one need not be named.
+    """Read a request for ``/v1/generate``; ``models`` are those that the node knows: a lone one need not be named.
 
     Raises:
         InvalidRequest: with the field at fault as ``param``.
-        NoRoute: no model was named, and none is served.
+        NoRoute: no model was named, and none is known.
     """
     asked = generate_body(body)
     model = asked.model if asked.model is not None else lone_model(models)
@@ -69,7 +69,7 @@ def read_generate(body: bytes, models: Sequence[str]) -> Reading:
 
 
 def lone_model(models: Sequence[str]) -> str:
-    """The one of ``models``, those that are served now, where a request names none.
+    """The one of ``models``, those that the node knows, where a request names none.
 
     Raises:
         InvalidRequest: there are several.
