@@ -17,6 +17,9 @@ from tessella_p2p.entry.service import EntryService
 from tessella_p2p.net.virtual_clock import VirtualClock
 from tests.mesh.test_simulated_mesh import PROMPT, balance, eventually, held_sessions, is_tail
 
+SETTLING_S = 60.0
+"""Until work that is paid for has been paid, and more."""
+
 
 @pytest.fixture
 def clock() -> VirtualClock:
@@ -53,6 +56,7 @@ async def test_every_entry_proves_its_route_once_and_nobody_pays_for_it(tmp_path
     async with proving_mesh(tmp_path, clock) as mesh:
         await eventually(lambda: sessions_served(mesh) == 3 * len(mesh.nodes))  # three stages, one token for each entry
         await eventually(lambda: held_sessions(mesh) == 0)
+        await pass_time(SETTLING_S)
         assert [balance(mesh, node) for node in mesh.nodes] == [0, 0, 0]
         assert all(entry_of(node).requests.num_begun == 0 for node in mesh.nodes)
 
