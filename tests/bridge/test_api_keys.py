@@ -70,6 +70,9 @@ def test_two_keys_of_one_id_or_one_digest_are_refused() -> None:
 def test_a_label_prints_and_is_bounded(label: str) -> None:
     with pytest.raises(InvalidRequest, match="label"):
         a_key(label=label)
+
+
+def test_a_key_that_would_be_over_already_is_not_made() -> None:
     with pytest.raises(InvalidRequest, match="over already"):
         a_key(expires=NOW)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -97,7 +97,6 @@ async def test_the_extension_tells_of_every_choice() -> None:
 class CountingEntry(SpeakingEntry):
     """Knows how many generations were open at once."""
 
-    open: set[int] = field(default_factory=set)
     most: int = 0
 
     def __post_init__(self) -> None:
