@@ -27,7 +27,7 @@ from tessella_p2p.cli.tui.linked_app import LinkedApp
 from tessella_p2p.cli.tui.node import AsyncNode
 from tessella_p2p.cli.tui.prompt import Prompt
 from tessella_p2p.cli.tui.remembered import Remembered
-from tessella_p2p.cli.tui.screens import ModelScreen, SwarmScreen
+from tessella_p2p.cli.tui.screens import AskingScreen, ModelScreen, SwarmScreen
 from tessella_p2p.cli.tui.transcript import Kind, Transcript
 from tessella_p2p.cli.tui.wishes import Wishes
 from tessella_p2p.cli.tui.words import (
@@ -314,8 +314,8 @@ class TessellaUi(LinkedApp):
 
     def action_interrupt(self) -> None:
         """Ctrl-C: copy what is selected, stop the answer, drop what is typed; it never leaves by accident."""
-        if len(self.screen_stack) > 1:
-            self.screen.action_cancel() if hasattr(self.screen, "action_cancel") else None
+        if isinstance(self.screen, AskingScreen):
+            self.screen.action_cancel()
         elif self.screen.get_selected_text():
             self.screen.action_copy_text()
         elif self._prompt.selected_text:

@@ -11,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from tessella_p2p.base.errors import TessellaError, TransportError
@@ -19,7 +18,7 @@ from tessella_p2p.cli.terminal import printable
 from tessella_p2p.cli.tui.joined import JoinedNode, daemon_arguments, said_by
 from tessella_p2p.cli.tui.joining import JoinPlan, join_plan, megabytes, proposed
 from tessella_p2p.cli.tui.node import AsyncNode
-from tessella_p2p.cli.tui.screens import BOX
+from tessella_p2p.cli.tui.screens import BOX, AskingScreen
 from tessella_p2p.cli.tui.words import number, shown
 from tessella_p2p.node.peer_address import PeerAddress
 
@@ -31,7 +30,7 @@ _PHASES = (*_ON_THE_WAY, "ready")
 _T = TypeVar("_T")
 
 
-class JoinScreen(ModalScreen[JoinedNode | None]):
+class JoinScreen(AskingScreen[JoinedNode]):
     """Gives a node that is up, and leaves it running; None where the user did not want to join after all.
 
     Args:
@@ -44,7 +43,6 @@ class JoinScreen(ModalScreen[JoinedNode | None]):
 
     DEFAULT_CSS = f"JoinScreen {{ {BOX} }}"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", show=False),
         Binding("down", "app.focus_next", show=False),
         Binding("up", "app.focus_previous", show=False),
     ]

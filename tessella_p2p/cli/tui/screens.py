@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -29,10 +29,20 @@ BOX = """
     & .said { color: $text-error; }
     & .keys { color: $text-muted; }
 """
-_CANCEL: BindingType = Binding("escape", "cancel", show=False)
+_ResultT = TypeVar("_ResultT")
 
 
-class ConnectScreen(ModalScreen[Goal | None]):
+class AskingScreen(ModalScreen[_ResultT | None]):
+    """A screen that can be left without an answer."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
+
+    def action_cancel(self) -> None:
+        """Leave it all as it was."""
+        self.dismiss(None)
+
+
+class ConnectScreen(AskingScreen[Goal]):
     """Asks where to go.
 
     Args:
@@ -43,7 +53,6 @@ class ConnectScreen(ModalScreen[Goal | None]):
 
     DEFAULT_CSS = f"ConnectScreen {{ {BOX} }}"
     BINDINGS: ClassVar[list[BindingType]] = [
-        _CANCEL,
         Binding("down", "app.focus_next", show=False),
         Binding("up", "app.focus_previous", show=False),
     ]
@@ -82,16 +91,11 @@ class ConnectScreen(ModalScreen[Goal | None]):
             return
         self.dismiss(goal)
 
-    def action_cancel(self) -> None:
-        """Leave it as it was."""
-        self.dismiss(None)
 
-
-class KeyScreen(ModalScreen[str | None]):
+class KeyScreen(AskingScreen[str]):
     """Asks for an API key; ``said`` is why, and ``is_kept`` whether it will be remembered."""
 
     DEFAULT_CSS = f"KeyScreen {{ {BOX} }}"
-    BINDINGS: ClassVar[list[BindingType]] = [_CANCEL]
 
     def __init__(self, api_url: str, said: str, *, is_kept: bool) -> None:
         super().__init__()
@@ -114,12 +118,8 @@ class KeyScreen(ModalScreen[str | None]):
         """Give the key."""
         self.dismiss(self._key.value.strip() or None)
 
-    def action_cancel(self) -> None:
-        """Without one."""
-        self.dismiss(None)
 
-
-class ModelScreen(ModalScreen[str | None]):
+class ModelScreen(AskingScreen[str]):
     """Asks which of the ``models`` is asked from now on; ``current`` is marked."""
 
     DEFAULT_CSS = f"""
@@ -128,7 +128,6 @@ class ModelScreen(ModalScreen[str | None]):
         & OptionList, & OptionList:focus {{ height: auto; max-height: 12; border: none; }}
     }}
     """
-    BINDINGS: ClassVar[list[BindingType]] = [_CANCEL]
 
     def __init__(self, models: Sequence[str], current: str | None) -> None:
         super().__init__()
@@ -153,12 +152,8 @@ class ModelScreen(ModalScreen[str | None]):
         """Take it."""
         self.dismiss(self._models[event.option_index])
 
-    def action_cancel(self) -> None:
-        """Leave it as it is."""
-        self.dismiss(None)
 
-
-class SwarmScreen(ModalScreen[None]):
+class SwarmScreen(AskingScreen[None]):
     """The mesh, live and anonymous; ``numbers`` stand for its peers."""
 
     DEFAULT_CSS = """
@@ -169,7 +164,7 @@ class SwarmScreen(ModalScreen[None]):
         & .said { color: $text-error; }
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [_CANCEL, Binding("q", "cancel", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "cancel", show=False)]
 
     def __init__(self, numbers: Numbers) -> None:
         super().__init__()
@@ -207,7 +202,3 @@ class SwarmScreen(ModalScreen[None]):
         width = self.size.width - 4  # padding and the scroll bar
         if self._picture is not None and width > 0:
             self._drawn.update(swarm_picture(self._picture, width, self._numbers))
-
-    def action_cancel(self) -> None:
-        """Back to the conversation."""
-        self.dismiss(None)
