@@ -21,11 +21,11 @@ from tessella_p2p.cli.asking import Answer
 from tessella_p2p.cli.terminal import printable
 from tessella_p2p.cli.tui.picture import Model, Picture
 
-MAX_NAME_CHARS = 64
+_MAX_NAME_CHARS = 64
 _MAX_HOPS = 64
 _MAX_HOLES = 8
 
-ADVICE: Final[Sequence[tuple[type[TessellaError], str]]] = (
+_ADVICE: Final[Sequence[tuple[type[TessellaError], str]]] = (
     (ApiKeyRefused, "/connect asks for a key; its operator makes one with `tessella-p2p keys api add`"),
     (RateLimited, "wait a little, and ask again"),
     (NoRoute, "/swarm shows which layers are missing; it can be asked again as soon as somebody serves them"),
@@ -47,7 +47,7 @@ _READINESS: Final[Mapping[str, str]] = {
 }
 
 
-def shown(value: object, max_chars: int = MAX_NAME_CHARS) -> str:
+def shown(value: object, max_chars: int = _MAX_NAME_CHARS) -> str:
     """A name or a word from elsewhere: one line, nothing that drives a terminal, and no longer than a name is."""
     text = " ".join(printable(str(value)[: 4 * max_chars]).split())
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
@@ -55,7 +55,7 @@ def shown(value: object, max_chars: int = MAX_NAME_CHARS) -> str:
 
 def explained(error: TessellaError) -> str:
     """An error, and what to do about it."""
-    advice = next((words for kind, words in ADVICE if isinstance(error, kind)), None)
+    advice = next((words for kind, words in _ADVICE if isinstance(error, kind)), None)
     said = shown(error, 600)
     return said if advice is None else f"{said}\n{advice}"
 
