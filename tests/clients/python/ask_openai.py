@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from typing import Any
 
 import openai
@@ -93,12 +92,17 @@ def refusals(client: openai.OpenAI) -> None:
         client.responses.create(model=MODEL, input=QUESTION)
     except openai.NotFoundError as error:
         check(error.code, "unknown_url")
+    else:
+        raise AssertionError("the responses were answered")
     with openai.OpenAI(base_url=KEYED_URL, api_key="tsl-wrong", max_retries=0) as unknown:
         refused(unknown, openai.AuthenticationError, "invalid_api_key")
     with openai.OpenAI(base_url=KEYED_URL, api_key=KEY, max_retries=0) as known:
-        with suppress(openai.RateLimitError):  # another client of the matrix has spent this minute's request
+        try:
             check(known.chat.completions.create(**ASKED).choices[0].message.content, ANSWER)
-        refused(known, openai.RateLimitError, "rate_limit_exceeded")
+        except openai.RateLimitError as error:  # another client of the matrix has spent this minute's request
+            check(error.code, "rate_limit_exceeded")
+        else:
+            refused(known, openai.RateLimitError, "rate_limit_exceeded")
 
 
 def refused(client: openai.OpenAI, kind: type[openai.APIStatusError], code: str, **changed: Any) -> None:
