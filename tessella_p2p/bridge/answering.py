@@ -21,11 +21,12 @@ from tessella_p2p.base.errors import LocalProtocolError, Overloaded, TessellaErr
 from tessella_p2p.base.limits import KIB, SSE_PING_S
 from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answers import DONE, PING, event
+from tessella_p2p.bridge.callers import caller_of
 from tessella_p2p.bridge.choices import Answer, Choices, Dialect, Reading, name_param
 from tessella_p2p.bridge.errors import error_answer, sole_error
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.responses import logged_answer
-from tessella_p2p.entry.api import Caller, Delta, Entry, Finished, Generation, TokenScores
+from tessella_p2p.entry.api import Delta, Entry, Finished, Generation, TokenScores
 from tessella_p2p.ledger.blocking import in_thread
 
 _LAST_WORDS_S = 0.5
@@ -70,7 +71,7 @@ class GenerationEndpoint:
         """
         request = Request(scope, receive)
         reading = await understood(request, self._read)
-        caller: Caller = getattr(request.state, "caller", Caller())  # `authorising` sets it, where keys are asked for
+        caller = caller_of(request.scope)
         reading = replace(reading, requests=tuple(replace(each, caller=caller) for each in reading.requests))
         watch = ClientWatch(receive)
         try:

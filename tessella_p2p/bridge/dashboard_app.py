@@ -32,6 +32,7 @@ from tessella_p2p.base.limits import (
 )
 from tessella_p2p.bridge.answering import ClientWatch, EventStream
 from tessella_p2p.bridge.answers import event
+from tessella_p2p.bridge.callers import caller_of
 from tessella_p2p.bridge.mesh_picture import Flight, flight_of, flights_json, mesh_json
 from tessella_p2p.bridge.node_view import NodeView
 from tessella_p2p.entry.api import Caller, Entry
@@ -122,7 +123,7 @@ class PictureStream:
             await Response(headers={"cache-control": "no-store"}, media_type="text/event-stream")(scope, receive, send)
             return
         await request.body()
-        caller: Caller = getattr(request.state, "caller", Caller())
+        caller = caller_of(request.scope)
         if self._watchers.total() >= MAX_PICTURE_WATCHERS:
             raise Overloaded(f"{MAX_PICTURE_WATCHERS} clients watch this node already; close one of them")
         if caller.name and self._watchers[caller.name] >= MAX_PICTURE_WATCHERS_PER_KEY:

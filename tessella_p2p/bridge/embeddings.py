@@ -16,9 +16,10 @@ from tessella_p2p.base.errors import InvalidRequest, LocalProtocolError
 from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answering import ClientWatch, understood
 from tessella_p2p.bridge.answers import encoded
+from tessella_p2p.bridge.callers import caller_of
 from tessella_p2p.bridge.metrics import BridgeMetrics
 from tessella_p2p.bridge.openai_models.embeddings import EmbeddingsBody, embeddings_body
-from tessella_p2p.entry.api import Caller, Embedded, EmbedRequest, Entry
+from tessella_p2p.entry.api import Embedded, EmbedRequest, Entry
 from tessella_p2p.ledger.blocking import in_thread
 
 
@@ -84,7 +85,7 @@ class EmbeddingsEndpoint:
         request = Request(scope, receive)
         asked = await understood(request, embeddings_body)
         self._check_dimensions(asked)
-        caller: Caller = getattr(request.state, "caller", Caller())
+        caller = caller_of(request.scope)
         vectors: tuple[Embedded, ...] = ()
 
         async def embed() -> None:

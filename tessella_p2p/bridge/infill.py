@@ -22,12 +22,13 @@ from tessella_p2p.base.limits import SSE_PING_S
 from tessella_p2p.bridge.answer_headers import answer_headers
 from tessella_p2p.bridge.answering import ClientWatch, EventStream, understood
 from tessella_p2p.bridge.answers import encoded, event
+from tessella_p2p.bridge.callers import caller_of
 from tessella_p2p.bridge.choices import generated, name_param
 from tessella_p2p.bridge.generate import lone_model
 from tessella_p2p.bridge.infill_answer import Cut, Filled, InfillChunk, selected
 from tessella_p2p.bridge.metrics import BridgeMetrics, Outcome
 from tessella_p2p.bridge.openai_models.infill import ExtraChunk, InfillBody, infill_body
-from tessella_p2p.entry.api import Caller, Delta, Entry, GenerateRequest, Generation
+from tessella_p2p.entry.api import Delta, Entry, GenerateRequest, Generation
 from tessella_p2p.entry.text import first_stop
 
 _CUT = "cut"
@@ -53,7 +54,7 @@ class InfillEndpoint:
         request = Request(scope, receive)
         asked = await understood(request, infill_body)
         model = asked.model if asked.model is not None else lone_model(self._entry.known_models())
-        caller: Caller = getattr(request.state, "caller", Caller())
+        caller = caller_of(request.scope)
         sampling = replace(asked.asked_of(model), caller=caller)
         stream = EventStream(send, self._ping_s) if asked.stream else None
         watch = ClientWatch(receive)

@@ -11,8 +11,9 @@ from starlette.routing import Route
 from tessella_p2p.base.errors import UnknownRequest
 from tessella_p2p.base.limits import MAX_LISTED_REQUESTS
 from tessella_p2p.bridge.answers import hop_of
+from tessella_p2p.bridge.callers import caller_of
 from tessella_p2p.bridge.responses import json_response
-from tessella_p2p.entry.api import Caller, Entry
+from tessella_p2p.entry.api import Entry
 from tessella_p2p.entry.requests import EpochRecord, Fault, RequestRecord
 
 
@@ -48,7 +49,7 @@ class _RequestView:
 
 
 def _caller(request: Request) -> str:
-    caller: Caller = getattr(request.state, "caller", Caller())
+    caller = caller_of(request.scope)
     return caller.name
 
 

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from tessella_p2p.entry.api import Caller
+from tessella_p2p.bridge.callers import caller_of
 
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _NO_TRACE: Final = "0" * 32
@@ -39,8 +39,6 @@ class Traced:
         if trace_id is None:
             await self._app(scope, receive, send)
             return
-        state = scope.get("state", {})
-        caller: Caller = state.get("caller", Caller())
-        scope["state"] = {**state, "caller": replace(caller, trace_id=trace_id)}
+        scope["state"] = {**scope.get("state", {}), "caller": replace(caller_of(scope), trace_id=trace_id)}
         with bound_contextvars(trace_id=trace_id):
             await self._app(scope, receive, send)
