@@ -61,9 +61,10 @@ def chat_question(model: str, turns: Sequence[Turn], manner: Manner) -> Question
     return Question("/v1/chat/completions", {**_common(model, manner), **usage, "messages": messages})
 
 
-def completion_question(model: str, prompt: str, manner: Manner) -> Question:
-    """A text as it stands, to be gone on with."""
-    return Question("/v1/generate", {**_common(model, manner), "prompt": prompt})
+def completion_question(model: str, prompt: str | Sequence[int], manner: Manner) -> Question:
+    """A text as it stands, or token ids, to be gone on with."""
+    given = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": list(prompt)}
+    return Question("/v1/generate", {**_common(model, manner), **given})
 
 
 def fim_question(model: str, prefix: str, suffix: str, manner: Manner) -> Question:

@@ -16,8 +16,11 @@ import trio
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from tessella_p2p.base.errors import ConfigurationError, TessellaError, error_from_code
+from tessella_p2p.base.errors import ConfigurationError, TessellaError
+from tessella_p2p.cli import asking
+from tessella_p2p.cli.asking import Manner, Turn, chat_question, completion_question, take
 from tessella_p2p.cli.demo_mesh import Mesh, MeshPlan, run_mesh
+from tessella_p2p.cli.node_client import DONE, DataReader, event_of, parsed_answer
 from tessella_p2p.cli.options import DemoOptions
 from tessella_p2p.cli.status import short_peer_id
 
@@ -176,66 +179,41 @@ async def _ask(
     options: DemoOptions, prompt: str | list[int], client: httpx.AsyncClient, console: Console | None, *, echo: bool
 ) -> Answer:
     """One request through the bridge, streamed; text is echoed on stdout as it comes."""
-    common: dict[str, object] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
-    common |= {"stream": True, "tessella": True}
+    manner = Manner(options.max_tokens, options.temperature)
     if isinstance(prompt, str):
-        path = "/v1/chat/completions"
-        body: dict[str, object] = {"messages": [{"role": "user", "content": prompt}], **common}
-        body["stream_options"] = {"include_usage": True}
+        question = chat_question(options.model_id, [Turn("user", prompt)], manner)
         if echo and console is not None:
             console.print(f"\n[bold]> {prompt}[/bold]")
     else:
-        path, body = "/v1/generate", {"prompt_ids": prompt, **common}
-    text, reason = "", None
-    last: dict[str, Any] = {}
-    usage: dict[str, Any] = {}
-    async with client.stream("POST", path, json={"model": options.model_id, **body}) as answer:
+        question = completion_question(options.model_id, prompt, manner)
+    said = asking.Answer()
+    async with client.stream("POST", question.path, json=question.body) as answer:
         if answer.status_code != 200:
-            raise _api_error(json.loads(await answer.aread()))
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise _api_error(chunk)
-            piece, ended = _piece_of(chunk)
-            text += piece
-            reason = ended or reason
-            usage = chunk.get("usage") or usage
-            last = chunk.get("tessella") or last
-            if echo:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+            parsed_answer(answer, await answer.aread())  # raises what the node says
+        reader = DataReader(answer)
+        async for part in answer.aiter_bytes():
+            for data in reader.feed(part):
+                piece = "" if data == DONE else take(event_of(data.decode(errors="replace")), said)
+                if echo:
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
     if echo:
         sys.stdout.write("\n")
+    report = said.report
     return {
-        "text": text,
-        "prompt_ids": last["prompt_ids"],
-        "token_ids": last["token_ids"],
-        "finish_reason": reason,
-        "route": last["route"],
-        "usage": usage,
+        "text": said.text,
+        "prompt_ids": report["prompt_ids"],
+        "token_ids": report["token_ids"],
+        "finish_reason": said.reason,
+        "route": report["route"],
+        "usage": said.usage,
         "credits": [],
         "audits": None,
-        "timings": last["timings"],
-        "request_id": last["request_id"],
-        "tier": last["tier"],
-        "paid": last["paid"],
+        "timings": report["timings"],
+        "request_id": report["request_id"],
+        "tier": report["tier"],
+        "paid": report["paid"],
     }
-
-
-def _piece_of(chunk: Mapping[str, Any]) -> tuple[str, str | None]:
-    if "choices" not in chunk:
-        return chunk.get("text", ""), chunk.get("finish_reason")
-    if not chunk["choices"]:
-        return "", None
-    choice = chunk["choices"][0]
-    return choice["delta"].get("content") or "", choice["finish_reason"]
-
-
-def _api_error(body: Mapping[str, Any]) -> TessellaError:
-    error = body.get("error", {})
-    return error_from_code(str(error.get("code")), str(error.get("message")))
 
 
 def _first_layer(status: Mapping[str, Any]) -> int:

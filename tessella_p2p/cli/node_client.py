@@ -103,13 +103,12 @@ class NodeClient:
         with told_errors(self._api_url), self._client.stream("POST", path, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
                 _json_of(answer)
-            for line in _lines(answer):
-                if not line.startswith(b"data:"):
-                    continue  # blank lines and comments
-                data = line.removeprefix(b"data:").strip()
-                if data == b"[DONE]":
-                    return
-                yield event_of(data.decode(errors="replace"))
+            reader = DataReader(answer)
+            for part in answer.iter_bytes():
+                for data in reader.feed(part):
+                    if data == DONE:
+                        return
+                    yield event_of(data.decode(errors="replace"))
         raise StreamReset("the node's answer ended before it was complete; ask again")
 
 
@@ -182,13 +181,30 @@ def _json_of(answer: httpx.Response) -> Any:
     return parsed_answer(answer, bytes(content))
 
 
-def _lines(answer: httpx.Response) -> Iterator[bytes]:
-    """The lines of a stream; one that never ends is refused."""
-    pending = b""
-    for part in answer.iter_bytes():
-        *whole, pending = (pending + part).split(b"\n") if b"\n" in part else (pending + part,)
-        check_length(answer, len(pending))
-        yield from whole
+DONE = b"[DONE]"
+"""The data of a stream's last event."""
+
+
+class DataReader:
+    """The data of server-sent events, a line each, out of a stream's parts; a line that never ends is refused."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._answer = answer
+        self._pending = bytearray()
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        """What ``part`` completes; blank lines and comments are left out.
+
+        Raises:
+            MalformedMessage: the line that is left is longer than any answer.
+        """
+        self._pending += part
+        if b"\n" in part:  # else a long line in small parts would be copied once a part
+            *whole, self._pending = self._pending.split(b"\n")
+            for line in whole:
+                if line.startswith(b"data:"):
+                    yield bytes(line.removeprefix(b"data:").strip())
+        check_length(self._answer, len(self._pending))
 
 
 def check_length(answer: httpx.Response, num_bytes: int) -> None:

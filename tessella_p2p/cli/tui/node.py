@@ -10,7 +10,9 @@ import httpx
 
 from tessella_p2p.base.errors import MalformedMessage, NoRoute, StreamReset
 from tessella_p2p.cli.node_client import (
+    DONE,
     TIMEOUT,
+    DataReader,
     bearer_headers,
     check_length,
     checked_url,
@@ -115,12 +117,10 @@ class AsyncNode:
             async with self._client.stream(method, path, json=body) as answer:
                 if answer.status_code != httpx.codes.OK:
                     await _json_of(answer)
-                async with aclosing(_lines(answer)) as lines:
-                    async for line in lines:
-                        if not line.startswith(b"data:"):
-                            continue  # blank lines and comments
-                        data = line.removeprefix(b"data:").strip()
-                        if data == b"[DONE]":
+                reader = DataReader(answer)
+                async for part in answer.aiter_bytes():
+                    for data in reader.feed(part):
+                        if data == DONE:
                             return
                         yield event_of(data.decode(errors="replace"))
         raise StreamReset("the node's answer ended before it was complete; ask again")
@@ -132,16 +132,3 @@ async def _json_of(answer: httpx.Response) -> Any:
         content += part
         check_length(answer, len(content))
     return parsed_answer(answer, bytes(content))
-
-
-async def _lines(answer: httpx.Response) -> AsyncGenerator[bytearray, None]:
-    """The lines of a stream; one that never ends is refused."""
-    pending = bytearray()
-    async for part in answer.aiter_bytes():
-        pending += part
-        check_length(answer, len(pending))
-        if b"\n" not in part:
-            continue  # else a long line in small parts is copied once a part
-        *whole, pending = pending.split(b"\n")
-        for line in whole:
-            yield line
