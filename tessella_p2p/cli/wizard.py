@@ -252,8 +252,9 @@ def _ask_port(answers: Answers, name: str, what: str) -> None:
 def _ask(answers: Answers, name: str, text: str, default: object | None = None, choices: Sequence[str] = ()) -> None:
     """Ask until an answer keeps the rules; a number means one of ``choices``."""
     while True:
-        shown = None if default is None else str(default)
-        typed = str(click.prompt(text, default=shown, err=True)).strip()
+        value = None if default is None else str(default)
+        suffix = ": " if value is None else f" [{printable(value)}]: "  # it may be a name of the network
+        typed = str(click.prompt(text, value, prompt_suffix=suffix, show_default=False, err=True)).strip()
         if choices and typed.isascii() and typed.isdecimal() and typed not in choices:
             number = int(typed[:9])
             if not 1 <= number <= len(choices):
